@@ -1,0 +1,1 @@
+"""The vocabulary of Trireme: values every other folder speaks in.  Standard library only."""

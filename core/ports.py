@@ -97,7 +97,8 @@ class MoveReport:
 class Link(Protocol):
     """A data connection to one peer, of one backend.  One push at a time per link."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def push(self, ticket: Ticket, deadline_s: float) -> MoveReport:
         """Blocks until the terminal report.  Never raises; a broken link reports FAILED."""
@@ -162,8 +163,10 @@ class EnginePort(Protocol):
     short, and returns between two steps at the latest; tokens come out through the sink
     that the engine was built with (`Callable[[StepOutput], None]`, called on its thread)."""
 
-    layout: KVLayout
-    landing: Landing
+    @property
+    def layout(self) -> KVLayout: ...
+    @property
+    def landing(self) -> Landing: ...
 
     def reserve(self, ask: Reserve, owner: str) -> Grant:
         """Raises Refused (no blocks, draining), BadRequest (longer than the model allows)."""
@@ -191,6 +194,10 @@ class EnginePort(Protocol):
         """The mover's terminal report came for these lent blocks."""
         ...
 
+    def holds(self, key: AttemptKey) -> bool:
+        """Whether the attempt is live here: neither ended nor cancelled."""
+        ...
+
     def drain(self) -> None:
         """Refuse new work; what runs goes on."""
         ...
@@ -204,7 +211,8 @@ class EnginePort(Protocol):
 class WorkerPort(Protocol):
     """A worker as the router speaks to it: one live session."""
 
-    info: WorkerInfo
+    @property
+    def info(self) -> WorkerInfo: ...
 
     async def call(self, message: Call, timeout_s: float) -> Reply:
         """Send and await the answer.  Raises WorkerLost, DeadlineExceeded, or the error that

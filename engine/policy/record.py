@@ -1,0 +1,125 @@
+"""What a finished step changes, and what the world is told of it."""
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+
+from core.errors import InternalError
+from core.messages import Event, PrefillDone, StepEvents, TokenEvent
+from core.ports import ReadyBlocks, StepOutput
+from core.states import SequenceEvent, SequenceState
+from engine.policy.holdings import Holdings
+from engine.policy.plan import Plan, Work
+from engine.policy.sequence import Sequence
+from engine.policy.stop import StopRules
+
+_S = SequenceState
+
+
+@dataclass(slots=True)
+class _Outbox:
+    """Output of one step while it is gathered: one message of tokens per owner."""
+
+    tokens: dict[str, list[TokenEvent]] = field(default_factory=dict)
+    done: list[tuple[str, Event]] = field(default_factory=list)
+    ready: list[ReadyBlocks] = field(default_factory=list)
+
+    def sealed(self) -> StepOutput:
+        steps = tuple((o, StepEvents(tuple(events))) for o, events in self.tokens.items())
+        return StepOutput(events=(*steps, *self.done), ready=tuple(self.ready))
+
+
+class StepRecorder:
+    """Applies sampled tokens to sequences."""
+
+    def __init__(self, held: Holdings, rules: StopRules) -> None:
+        self._held = held
+        self._rules = rules
+
+    def record(self, plan: Plan, sampled: Many[int | None], now: float) -> StepOutput:
+        """Raises InternalError unless `sampled` has a token exactly where the plan asks for one.
+
+        Sequences that ended while the step ran are passed over: nobody hears of them again.
+        """
+        asked = [w.sample is not None for w in plan.works]
+        if asked != [token is not None for token in sampled]:
+            raise InternalError(f"the runner sampled {sampled} for a plan that asks {asked}")
+        out = _Outbox()
+        flight = self._held.roster.land()
+        for seq, work, token in zip(flight, plan.works, sampled, strict=True):
+            if seq.state is not _S.DONE:
+                self._apply(seq, work, token, now, out)
+        return out.sealed()
+
+    def _apply(
+        self, seq: Sequence, work: Work, token: int | None, now: float, out: _Outbox
+    ) -> None:
+        seq.computed += len(work.token_ids)
+        self._held.roster.publish(seq)
+        if token is not None:
+            self._sampled(seq, token, now, out)
+        elif (blocks := self._lend(seq, whole=False)) and blocks.block_ids:
+            out.ready.append(blocks)
+
+    def _sampled(self, seq: Sequence, token: int, now: float, out: _Outbox) -> None:
+        seq.tokens.append(token)
+        finish = self._rules.finish(seq.sampling, token, seq.emitted, len(seq.tokens))
+        event = TokenEvent(seq.key, seq.emitted, (token,), finish)
+        seq.emitted += 1
+        self._held.totals.generated_tokens += 1
+        out.tokens.setdefault(seq.owner, []).append(event)
+        first = seq.first_token_at is None
+        if first:
+            seq.first_token_at = now
+        if first and (seq.local or finish):
+            out.done.append((seq.owner, _prefill_done(seq, event)))
+        if finish:
+            self._held.roster.end(seq)
+        elif seq.state is _S.PREFILLING and seq.local:
+            seq.advance(SequenceEvent.PREFILLED)
+        elif blocks := self._lend(seq, whole=True, first=event):
+            seq.advance(SequenceEvent.HAND_OVER)
+            out.ready.append(blocks)
+
+    def _lend(
+        self, seq: Sequence, whole: bool, first: TokenEvent | None = None
+    ) -> ReadyBlocks | None:
+        """Lend to the mover what became final and the destination has not.  None: stays here."""
+        if seq.grant is None:
+            return None
+        start = seq.sent
+        final = len(seq.block_ids) if whole else seq.computed // self._held.config.block_size
+        ids = tuple(seq.block_ids[start:final])
+        self._held.lending.lend(seq.key, ids)
+        seq.sent += len(ids)
+        queue_s, prefill_s = _durations(seq)
+        return ReadyBlocks(
+            key=seq.key,
+            owner=seq.owner,
+            grant=seq.grant,
+            first_index=start,
+            block_ids=ids,
+            generations=self._held.pool.generations_of(ids),
+            last=whole,
+            first=first,
+            cached_tokens=seq.cached_tokens,
+            queue_s=queue_s,
+            prefill_s=prefill_s,
+        )
+
+
+def _prefill_done(seq: Sequence, first: TokenEvent) -> PrefillDone:
+    queue_s, prefill_s = _durations(seq)
+    return PrefillDone(
+        key=seq.key,
+        first=first,
+        cached_tokens=seq.cached_tokens,
+        queue_s=queue_s,
+        prefill_s=prefill_s,
+    )
+
+
+def _durations(seq: Sequence) -> tuple[float, float]:
+    """(queue_s, prefill_s), the latter 0 before the first token."""
+    started = seq.arrival if seq.started_at is None else seq.started_at
+    first = started if seq.first_token_at is None else seq.first_token_at
+    return started - seq.arrival, first - started

@@ -33,7 +33,7 @@ check: $(VENV)/.dev ## lint, types, architecture, generated files, docs
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/python -m transport.proto.generate --check
-	@$(BIN)/python docs/check.py
+	@$(BIN)/mkdocs build --strict --quiet
 
 bench: $(VENV)/.dev ## measure the edge beside the bare engine
 	@$(BIN)/python -m benchmarks.edge $(ARGS)
@@ -42,4 +42,4 @@ proto: $(VENV)/.dev ## regenerate the protobuf code after a change to *.proto
 	@$(BIN)/python -m transport.proto.generate
 
 clean: ## remove everything that make built
-	rm -rf $(VENV) .cache build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .cache build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -48,6 +48,11 @@ class Lease:
     def busy(self) -> bool:
         return Place.WRITING in self.places
 
+    def overdue(self, now: float) -> bool:
+        """Nothing kept it alive.  Never true under a write: its writer reports, and until then
+        its blocks would be of no use to anybody."""
+        return self.deadline < now and not self.busy
+
     def advance(self, event: LeaseEvent) -> None:
         """Raises InternalError on an illegal move."""
         self.state = advance(LEASE, self.state, event)
@@ -105,12 +110,16 @@ class LeaseTable:
         self, lease_id: LeaseId, epoch: Epoch, first: int, count: int, now: float
     ) -> tuple[BlockId, ...]:
         """Blocks of places first … first + count - 1, which the caller may write until
-        `end_write`.  Raises LeaseGone if the lease ended, or any of the places is outside
-        it, present, landed or being written."""
+        `end_write`.  Raises LeaseGone if the lease ended or is overdue, or any of the places is
+        outside it, present, landed or being written."""
         lease = self._live(lease_id, epoch, Stage.TRANSFER)
+        if lease.overdue(now):
+            raise LeaseGone(
+                f"lease {lease_id} was not renewed for {self._lease_s} s; reserve again",
+                stage=Stage.TRANSFER,
+            )
         span = slice(first, first + count)
-        wanted = lease.places[span]
-        if first < 0 or count < 1 or wanted != [Place.EMPTY] * count:
+        if first < 0 or count < 1 or lease.places[span] != [Place.EMPTY] * count:
             raise LeaseGone(
                 f"places {first} to {first + count - 1} of lease {lease_id} are not open for "
                 "writing: outside of it, filled, or being filled; do not send them again",
@@ -118,7 +127,6 @@ class LeaseTable:
             )
         lease.advance(LeaseEvent.WRITE)
         lease.places[span] = [Place.WRITING] * count
-        lease.deadline = now + self._lease_s
         return lease.claim.block_ids[span]
 
     def end_write(self, lease_id: LeaseId, first: int, count: int, ok: bool, now: float) -> None:
@@ -175,9 +183,8 @@ class LeaseTable:
             lease.deadline = now + self._lease_s
 
     def overdue(self, now: float) -> list[Lease]:
-        """Leases that neither a renewal nor progress kept alive.  Never one being written:
-        its writer reports, and until then its blocks would be of no use to anybody."""
-        return [lease for lease in self if lease.deadline < now and not lease.busy]
+        """Open leases that neither a renewal nor progress kept alive."""
+        return [lease for lease in self if lease.overdue(now)]
 
     def tables(self) -> Iterator[tuple[BlockId, ...]]:
         """Every block table that holds references."""

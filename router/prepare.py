@@ -1,0 +1,111 @@
+"""From a request body to what the dispatcher runs: everything that needs tokenizer and model.
+
+Runs in a helper thread: a long prompt takes long to parse and tokenise.
+"""
+
+from dataclasses import dataclass, replace
+
+from core.errors import ModelNotFound
+from core.ids import RequestId
+from core.messages import Sampling
+from router.edge import EdgeContext
+from router.fields import bad
+from router.openai import Options, parse_chat, parse_completion
+from router.request import Generate
+from router.schema_errors import ContextLengthExceeded
+from router.shapes import ChatShape, Shape, TextShape
+
+_COMPLETION_TOKENS = 16
+"""max_tokens of /v1/completions when absent, as OpenAI has it; chat takes what room there is."""
+_SEEDS = 1 << 63
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A request ready to run: requests[i] generates choice i."""
+
+    id: str
+    created: int
+    options: Options
+    shape: Shape
+    requests: tuple[Generate, ...]
+
+
+def prepare_chat(edge: EdgeContext, body: bytes) -> Job:
+    """Raises BadRequest, ModelNotFound, ContextLengthExceeded."""
+    request = parse_chat(body)
+    check_model(edge, request.options.model)
+    text = edge.tokenizer.render_chat([message._asdict() for message in request.messages])
+    prompts = [("messages", tuple(edge.tokenizer.encode(text)))]
+    return _job(edge, ChatShape(), request.options, prompts, edge.max_model_len())
+
+
+def prepare_completion(edge: EdgeContext, body: bytes) -> Job:
+    """Raises BadRequest, ModelNotFound, ContextLengthExceeded."""
+    request = parse_completion(body)
+    check_model(edge, request.options.model)
+    prompts = [
+        ("prompt", tuple(edge.tokenizer.encode(p)) if isinstance(p, str) else p)
+        for p in request.prompts
+    ]
+    return _job(edge, TextShape(), request.options, prompts, _COMPLETION_TOKENS)
+
+
+def check_model(edge: EdgeContext, name: str) -> None:
+    """Raises ModelNotFound naming what there is."""
+    if name != edge.model_name:
+        raise ModelNotFound(
+            f"the model {name[:128]!r} does not exist; available: {edge.model_name}",
+            field="model",
+        )
+
+
+def _job(
+    edge: EdgeContext,
+    shape: Shape,
+    options: Options,
+    prompts: list[tuple[str, tuple[int, ...]]],
+    default: int,
+) -> Job:
+    job_id = shape.id_prefix + edge.new_id()
+    _check_ids("stop_token_ids", options.sampling.stop_token_ids, edge.tokenizer.vocab_size)
+    requests = []
+    for index, (field, tokens) in enumerate(prompts):
+        _check_ids(field, tokens, edge.tokenizer.vocab_size)
+        most = _budget(field, len(tokens), options.max_tokens, default, edge.max_model_len())
+        request_id = RequestId(job_id if len(prompts) == 1 else f"{job_id}-{index}")
+        sampling = _sampling(edge, options, most)
+        requests.append(Generate(request_id, tokens, sampling, options.salt))
+    return Job(job_id, int(edge.unix_time()), options, shape, tuple(requests))
+
+
+def _check_ids(field: str, ids: tuple[int, ...], vocab_size: int) -> None:
+    largest = max(ids, default=0)
+    if largest >= vocab_size:
+        raise bad(field, f"has token id {largest}; the model's vocabulary ends at {vocab_size - 1}")
+
+
+def _sampling(edge: EdgeContext, options: Options, max_tokens: int) -> Sampling:
+    """A negative seed becomes its residue, so that every seed is in [0, 2**63)."""
+    seed = edge.new_seed() if options.seed is None else options.seed
+    return replace(options.sampling, seed=seed % _SEEDS, max_tokens=max_tokens)
+
+
+def _budget(field: str, prompt: int, asked: int | None, default: int, longest: int) -> int:
+    """How many tokens may be generated after a prompt of `prompt` tokens."""
+    if not prompt:
+        raise bad(field, "must not be empty")
+    room = longest - prompt
+    if room < 1:
+        raise ContextLengthExceeded(
+            f"the prompt has {prompt} tokens and the model's context length is {longest}, which "
+            "has to hold at least one token of output too; shorten the prompt",
+            field=field,
+        )
+    if asked is not None and asked > room:
+        raise ContextLengthExceeded(
+            f"the model's context length is {longest} tokens; the prompt has {prompt} and "
+            f"max_tokens asks for {asked}, together {prompt + asked}; shorten one of them",
+            field="max_tokens",
+        )
+    return asked or min(default, room)

@@ -1,0 +1,1 @@
+"""Real worker processes without Ray, and a router in the test's own process."""

@@ -1,0 +1,30 @@
+"""The plain loop in this process, on the files that the cluster serves."""
+
+from collections.abc import Sequence
+
+from engine.device.pool import DTYPES
+from engine.device.runner import auto_dtype
+from engine.model import refs
+from engine.model.llama import Llama
+from engine.model.weights import load_config, load_weights
+from engine.reference import Step, greedy
+
+
+class Reference:
+    """dtype: "auto" means what it means to a worker on this machine."""
+
+    def __init__(self, ref: str, dtype: str) -> None:
+        """Blocks for seconds.  Raises ConfigError, ModelUnsupported."""
+        files = refs.resolve(ref)
+        self._config = load_config(files)
+        self.dtype = auto_dtype() if dtype == "auto" else dtype
+        weights = load_weights(files, self._config, DTYPES[self.dtype])
+        self._model = Llama(self._config, weights)
+
+    @property
+    def vocab_size(self) -> int:
+        return self._config.vocab_size
+
+    def greedy(self, prompt: Sequence[int], count: int) -> list[Step]:
+        """`count` steps; the end-of-sequence token ends nothing."""
+        return greedy(self._model, self._config, prompt, count, eos_ids=())

@@ -1,0 +1,63 @@
+"""Layout: which workers a spec asks for, and whether nodes can hold them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.layout import layout, shortfall
+from core.messages import Role
+from core.spec import BatchSpec, ClusterSpec, KVSpec, PoolSpec
+
+pools = st.lists(
+    st.builds(PoolSpec, st.sampled_from(list(Role)), st.integers(0, 4)), min_size=1, max_size=4
+).filter(lambda ps: sum(p.replicas for p in ps) > 0)
+
+
+def test_default_is_one_worker_of_each_kind_with_half_the_cores():
+    slots = layout(ClusterSpec(), cores=8)
+
+    assert [(s.worker_id, s.role, s.threads) for s in slots] == [
+        ("prefill-0", Role.PREFILL, 4),
+        ("decode-0", Role.DECODE, 4),
+    ]
+
+
+def test_settings_of_the_spec_win_over_the_machine():
+    spec = ClusterSpec(batch=BatchSpec(threads=3), kv=KVSpec(blocks=77))
+
+    assert {(s.threads, s.blocks) for s in layout(spec, cores=64)} == {(3, 77)}
+
+
+@given(pools, st.integers(1, 64))
+def test_every_replica_gets_a_distinct_id_and_all_get_the_same_threads(given_pools, cores):
+    slots = layout(ClusterSpec(pools=tuple(given_pools)), cores)
+
+    for role in Role:
+        wanted = sum(p.replicas for p in given_pools if p.role is role)
+        ids = [s.worker_id for s in slots if s.role is role]
+        assert ids == [f"{role}-{i}" for i in range(wanted)]
+    (threads,) = {s.threads for s in slots}
+    assert threads == 1 or threads * len(slots) <= cores
+
+
+@pytest.mark.parametrize(
+    ("nodes", "said"),
+    [
+        pytest.param([{"CPU": 8.0}], "", id="fits"),
+        pytest.param([{"CPU": 1.0}, {"CPU": 8.0}], "", id="fits-one-of-two"),
+        pytest.param([], "no node", id="no-nodes"),
+        pytest.param([{"CPU": 2.0}, {"CPU": 3.0}], "needs CPU 8, the largest node has 3", id="cpu"),
+        pytest.param([{"GPU": 1.0}], "needs CPU 8, the largest node has 0", id="no-cpu-at-all"),
+    ],
+)
+def test_shortfall_names_the_resource_and_the_amounts(nodes, said):
+    told = shortfall({"CPU": 8.0}, nodes)
+
+    assert said in told
+    assert bool(told) == bool(said)
+
+
+def test_shortfall_judges_the_node_that_lacks_least():
+    told = shortfall({"CPU": 2.0, "GPU": 1.0}, [{}, {"CPU": 4.0}])
+
+    assert told == "needs GPU 1, the largest node has 0"

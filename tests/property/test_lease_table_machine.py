@@ -30,6 +30,9 @@ class Expected:
     ended: bool = False
     writing: list[tuple[int, int]] = field(default_factory=list)
 
+    def overdue(self, now: float) -> bool:
+        return not self.ended and not self.writing and self.deadline < now
+
     def open_for(self, first: int, count: int) -> bool:
         span = set(range(first, first + count))
         busy = {p for f, c in self.writing for p in range(f, f + c)}
@@ -80,7 +83,7 @@ class LeaseTableMachine(RuleBasedStateMachine):
     def begin(self, data: st.DataObject, first: int, count: int) -> None:
         known = data.draw(st.sampled_from(self.leases))
         lease_id = known.lease.lease_id
-        if not known.open_for(first, count):
+        if known.overdue(self.now) or not known.open_for(first, count):
             with pytest.raises(LeaseGone):
                 self.table.begin(lease_id, EPOCH, first, count, self.now)
             return
@@ -89,7 +92,6 @@ class LeaseTableMachine(RuleBasedStateMachine):
         ids = self.table.begin(lease_id, EPOCH, first, count, self.now)
         assert ids == known.lease.claim.block_ids[first : first + count]
         known.writing.append((first, count))
-        known.deadline = self.now + LEASE_S
 
     @precondition(lambda self: any(k.writing for k in self.leases))
     @rule(data=st.data(), ok=st.booleans())
@@ -136,11 +138,12 @@ class LeaseTableMachine(RuleBasedStateMachine):
             known.deadline = self.now + LEASE_S
 
     @rule(seconds=st.sampled_from([1.0, LEASE_S + 1]))
-    def expire(self, seconds: float) -> None:
+    def time_passes(self, seconds: float) -> None:
         self.now += seconds
-        expected = [
-            k for k in self.leases if not k.ended and not k.writing and k.deadline < self.now
-        ]
+
+    @rule()
+    def expire(self) -> None:
+        expected = [k for k in self.leases if k.overdue(self.now)]
         assert self.table.overdue(self.now) == [k.lease for k in expected]
         for known in expected:
             self.table.end(known.lease)

@@ -1,0 +1,102 @@
+"""The same engine without a cluster around it: scheduler and runner, called directly."""
+
+import queue
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from actors.boot import WorkerBoot
+from actors.loaded import load
+from benchmarks.measure import Run, Timing
+from core.ids import AttemptKey, Epoch, RequestId, WorkerId
+from core.messages import Prefill, Role, Sampling, StepEvents
+from core.ports import StepOutput
+from core.spec import ClusterSpec
+from engine.loop import Engine
+from engine.policy.config import SchedulerConfig
+from engine.policy.scheduler import Scheduler
+
+OWNER = "benchmark"
+WAIT_S = 300.0
+
+
+@dataclass(slots=True)
+class _Stream:
+    sent: float
+    stamps: list[float] = field(default_factory=list)
+    tokens: int = 0
+    done: bool = False
+
+
+class InProcess:
+    """A hybrid engine on `threads` torch threads of this process."""
+
+    def __init__(self, spec: ClusterSpec, threads: int) -> None:
+        torch.set_num_threads(threads)
+        boot = WorkerBoot(WorkerId("bare"), Role.HYBRID, Epoch(1), spec, threads, spec.kv.blocks)
+        self._model = model = load(boot, lambda phase: None)
+        config = SchedulerConfig(
+            role=Role.HYBRID,
+            worker_id=boot.worker_id,
+            epoch=boot.epoch,
+            address="",
+            total_blocks=model.blocks,
+            block_size=model.layout.block_size,
+            chunk_tokens=spec.batch.chunk_tokens,
+            max_running=spec.batch.max_running,
+            max_queued_tokens=1 << 30,
+            max_model_len=model.config.max_len,
+            vocab_size=model.config.vocab_size,
+            eos_ids=frozenset(model.config.eos_ids),
+            lease_s=1e9,
+            model_digest=model.compat.model_digest,
+            kv_variant=model.compat.kv_variant,
+        )
+        self._outputs: queue.SimpleQueue[tuple[float, StepOutput]] = queue.SimpleQueue()
+        scheduler = Scheduler(config, model.arena.generations)
+        self._engine = Engine(scheduler, model.runner, model.layout, time.monotonic, self._sink)
+        self._engine.start()
+        self._next = 0
+
+    def run(self, prompts: Sequence[list[int]], streams: int, out: int) -> Run:
+        """All prompts, `streams` at a time."""
+        began = time.perf_counter()
+        waiting = list(reversed(prompts))
+        live: dict[AttemptKey, _Stream] = {}
+        ended: list[_Stream] = []
+        while waiting or live:
+            while waiting and len(live) < streams:
+                key = self._submit(waiting.pop(), out)
+                live[key] = _Stream(time.perf_counter())
+            self._collect(live)
+            for key in [k for k, s in live.items() if s.done]:
+                ended.append(live.pop(key))
+        timings = tuple(
+            Timing(s.stamps[0] - s.sent, s.stamps[-1] - s.sent, s.tokens) for s in ended
+        )
+        return Run(timings, time.perf_counter() - began)
+
+    def stop(self) -> None:
+        self._engine.stop(WAIT_S)
+
+    def _sink(self, output: StepOutput) -> None:
+        self._outputs.put((time.perf_counter(), output))
+
+    def _submit(self, prompt: list[int], out: int) -> AttemptKey:
+        self._next += 1
+        key = AttemptKey(RequestId(f"b{self._next}"), 0)
+        sampling = Sampling(max_tokens=out, ignore_eos=True)
+        self._engine.prefill(Prefill(key, tuple(prompt), sampling), OWNER)
+        return key
+
+    def _collect(self, live: dict[AttemptKey, _Stream]) -> None:
+        at, output = self._outputs.get(timeout=WAIT_S)
+        for _, event in output.events:
+            if isinstance(event, StepEvents):
+                for token in event.events:
+                    stream = live[token.key]
+                    stream.stamps.append(at)
+                    stream.tokens += len(token.token_ids)
+                    stream.done = token.finish is not None

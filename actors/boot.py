@@ -9,7 +9,10 @@ from core.spec import ClusterSpec
 
 @dataclass(frozen=True, slots=True)
 class WorkerBoot:
-    """threads: torch threads; blocks: KV blocks, 0 for as many as spec.kv.memory_mb holds."""
+    """threads: torch threads; blocks: KV blocks, 0 for as many as spec.kv.memory_mb holds.
+
+    host: the address of this machine that sessions and data links listen on and peers use.
+    """
 
     worker_id: WorkerId
     role: Role
@@ -17,3 +20,4 @@ class WorkerBoot:
     spec: ClusterSpec
     threads: int = 1
     blocks: int = 0
+    host: str = "127.0.0.1"

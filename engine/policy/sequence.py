@@ -15,8 +15,8 @@ class Sequence:
 
     tokens: prompt and outputs, the last one's KV usually not computed yet.
     emitted: number of the next output token, over all attempts of the request.
-    computed: leading tokens whose KV is in `block_ids`; published: leading blocks whose
-    hash the pool knows.
+    computed: leading tokens whose KV is in `block_ids`.
+    published: leading blocks of those whose hash the pool knows.
     sent: leading places of the grant that the destination has or that were lent to the mover.
     in_flight: a step that reads and writes its blocks is running.
     """

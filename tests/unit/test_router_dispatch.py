@@ -7,7 +7,8 @@ from dataclasses import asdict
 import pytest
 
 from core.errors import BadRequest, Overloaded, Unavailable
-from core.messages import Attach, Cancel, FinishReason, Prefill, Renew, Reserve, Role
+from core.ids import Epoch, WorkerId
+from core.messages import Attach, Cancel, FinishReason, Prefill, Renew, Reserve, Role, WorkerReport
 from core.trace import TraceEvent
 from router.stages import durations
 from tests.fakes import vtime
@@ -216,6 +217,23 @@ def test_only_draining_workers_is_503():
             r.worker("h").draining = True
             r.worker("h").report()
             await asyncio.sleep(0.01)
+            with pytest.raises(Unavailable):
+                await r.dispatcher.generate(request())
+
+    vtime.run(main())
+
+
+def test_news_of_an_earlier_incarnation_changes_nothing():
+    async def main():
+        async with rig("h") as r:
+            stale = WorkerReport(WorkerId("h"), Role.HYBRID, Epoch(0), draining=True)
+            r.dispatcher.on_event(WorkerId("h"), stale)
+            assert (await r.consume(request())).tokens == expected(request())
+
+            r.worker("h").draining = True
+            r.worker("h").report()
+            await asyncio.sleep(0.01)
+            r.dispatcher.on_lost(WorkerId("h"), Epoch(0), "late news")
             with pytest.raises(Unavailable):
                 await r.dispatcher.generate(request())
 

@@ -23,6 +23,7 @@ from core.errors import (
 from core.ids import AttemptKey, Epoch, RequestId, WorkerId
 from core.messages import FinishReason, TokenEvent
 from router import admission, retry
+from router.generation import Channel
 from router.ledger import Ledger
 from router.line import Line
 from router.output import Output
@@ -252,3 +253,20 @@ def test_the_next_moves_up_when_the_first_leaves():
         return vtime.now()
 
     assert vtime.run(main()) == 1.0
+
+
+# ------------------------------------------------------------------------------ channel
+
+
+def test_tokens_before_an_error_are_delivered_and_the_error_once():
+    async def main():
+        channel = Channel()
+        channel.put((1, 2))
+        channel.put((3,))
+        channel.close(WorkerLost("x"))
+        assert await channel.get() == (1, 2, 3)
+        with pytest.raises(WorkerLost):
+            await channel.get()
+        assert await channel.get() == ()
+
+    vtime.run(main())

@@ -115,20 +115,21 @@ class Handoff:
 
     def submit(self, ready: ReadyBlocks) -> None:
         grant = ready.grant
-        sender = self._sender((grant.worker_id, grant.epoch), grant.address)
-        sender.submit(partial(self._deliver, sender, ready))
+        with self._lock:
+            sender = self._sender((grant.worker_id, grant.epoch), grant.address)
+            sender.submit(partial(self._deliver, sender, ready))
 
     def warm(self, peer: PeerKey, address: str) -> None:
         """Pay for a connection now and not with a user's first request."""
-        sender = self._sender(peer, address)
-        sender.submit(partial(self._warm, sender))
+        with self._lock:
+            sender = self._sender(peer, address)
+            sender.submit(partial(self._warm, sender))
 
     def keep(self, peers: set[PeerKey]) -> None:
         """Stop the senders of every other incarnation: it is dead."""
         with self._lock:
-            gone = [self._senders.pop(key) for key in list(self._senders) if key not in peers]
-        for sender in gone:
-            sender.stop()
+            for key in [k for k in self._senders if k not in peers]:
+                self._senders.pop(key).stop()
 
     def close(self) -> None:
         self.keep(set())
@@ -140,11 +141,11 @@ class Handoff:
             self._totals.pop(key, None)
 
     def _sender(self, peer: PeerKey, address: str) -> _Sender:
-        with self._lock:
-            if peer not in self._senders:
-                connect = partial(self._connect, peer, address)
-                self._senders[peer] = _Sender(connect, f"{peer[0]}@{peer[1]}")
-            return self._senders[peer]
+        """With the lock held: what is submitted must come before a stop."""
+        if peer not in self._senders:
+            connect = partial(self._connect, peer, address)
+            self._senders[peer] = _Sender(connect, f"{peer[0]}@{peer[1]}")
+        return self._senders[peer]
 
     def _warm(self, sender: _Sender) -> None:
         try:

@@ -142,7 +142,12 @@ class WorkerProcess:
         )
         handoff.bind(engine)
         data = DataServer(
-            engine.landing, model.arena, model.layout, spec.transport, spec.timeouts, self._boot.host
+            engine.landing,
+            model.arena,
+            model.layout,
+            spec.transport,
+            spec.timeouts,
+            self._boot.host,
         )
         info = _describe(self._boot, model, config)
         identity = Identity(info, model.compat, host, data.endpoints)

@@ -17,7 +17,11 @@ _S = SequenceState
 
 @dataclass(slots=True)
 class _Outbox:
-    """Output of one step while it is gathered: one message of tokens per owner."""
+    """Output of one step while it is gathered: one message of tokens per owner.
+
+    PrefillDone goes first: when the first token is also the last, the request ends with it, and
+    what prefill has to account for must have been heard by then.
+    """
 
     tokens: dict[str, list[TokenEvent]] = field(default_factory=dict)
     done: list[tuple[str, Event]] = field(default_factory=list)
@@ -25,7 +29,7 @@ class _Outbox:
 
     def sealed(self) -> StepOutput:
         steps = tuple((o, StepEvents(tuple(events))) for o, events in self.tokens.items())
-        return StepOutput(events=(*steps, *self.done), ready=tuple(self.ready))
+        return StepOutput(events=(*self.done, *steps), ready=tuple(self.ready))
 
 
 class StepRecorder:

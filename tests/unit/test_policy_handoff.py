@@ -2,7 +2,7 @@
 
 import pytest
 
-from core.errors import InternalError, LeaseGone, Stage
+from core.errors import InternalError, LeaseGone, Refused, Stage
 from core.ids import Epoch, LeaseId
 from core.messages import (
     Attach,
@@ -137,7 +137,7 @@ def test_a_first_token_that_ends_the_request_needs_no_hand_over() -> None:
     (early,) = bench.step().ready
     output = bench.step()
     assert output.ready == ()
-    (_, tokens), (owner, done) = output.events
+    (owner, done), (_, tokens) = output.events
     assert isinstance(tokens, StepEvents)
     assert isinstance(done, PrefillDone)
     assert owner == "router"
@@ -157,6 +157,8 @@ def test_a_cancel_leaves_lent_blocks_with_the_mover() -> None:
     assert not bench.scheduler.cancel(A)
     assert (bench.report().held, bench.report().lent_blocks) == (0, 3)
     assert bench.report().free_blocks == CONFIG.total_blocks - 3
+    with pytest.raises(Refused, match="here already"):
+        send(bench, grant())
     bench.scheduler.moved(A, ready.block_ids, last=True)
     bench.scheduler.moved(A, ready.block_ids, last=True)
     assert bench.report().free_blocks == CONFIG.total_blocks
@@ -180,7 +182,7 @@ def test_a_key_cancelled_and_used_again_during_a_step_is_a_new_attempt() -> None
     bench.scheduler.cancel(A)
     bench.scheduler.prefill(Prefill(A, (1, 2), LONG), "router", 0.0)
     assert bench.scheduler.commit(plan, [1], 1.0) == StepOutput()
-    (_, tokens), _ = bench.step().events
+    _, (_, tokens) = bench.step().events
     assert isinstance(tokens, StepEvents)
     assert tokens.events[0].token_ids == (plain_loop([1, 2], LONG)[0][0],)
 
@@ -202,6 +204,19 @@ def test_a_filled_lease_becomes_a_running_sequence() -> None:
     assert (work.token_ids, work.start, len(work.block_ids)) == ((5,), 10, 3)
     assert work.sample is not None
     assert work.sample.index == 1
+
+
+def test_an_attached_sequence_that_is_recomputed_counts_no_prompt_tokens_here() -> None:
+    bench = Bench(config(total_blocks=7, chunk_tokens=64, max_model_len=24))
+    bench.scheduler.prefill(Prefill(key("old"), (1, 2, 3, 4, 5, 6, 7), LONG), "r", 0.0)
+    bench.step()
+    granted = lease(bench)
+    fill(bench, granted, 0, 3)
+    attach(bench, granted)
+    kinds = [type(e) for _ in range(40) for _, e in bench.step().events]
+    assert bench.counter("preemptions") == 1
+    assert PrefillDone not in kinds
+    assert bench.report().prompt_tokens_total == 7
 
 
 @pytest.mark.parametrize("landed", [[], [(0, 1)], [(0, 2)], [(1, 2)]], ids=str)

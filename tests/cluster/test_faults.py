@@ -72,7 +72,7 @@ def test_a_worker_that_dies_on_any_message(start: Start, oracle: Oracle, victim:
     for message in KILLING:
         cluster.workers[victim].set_faults([rule(message, "kill")])
         asyncio.run(exchange(cluster, oracle, f"kill-{victim}-{message}", []))
-        if cluster.workers[victim].process.poll() is not None:
+        if not cluster.workers[victim].alive:
             cluster.restart(victim)
         else:
             cluster.workers[victim].set_faults([])

@@ -17,7 +17,7 @@ from core.errors import ConfigError, ModelUnsupported, Unavailable, WorkerLost
 from core.messages import Role
 from core.spec import BatchSpec, ClusterSpec, FaultSpec, ModelSpec, PoolSpec, TimeoutSpec
 from core.states import WorkerState
-from tests.cluster.launch_processes import alive, children, listeners, until
+from tests.rig.processes import alive, children, listeners, until
 
 PROGRAM = "tests.cluster.launch_fake_worker:FakeWorker"
 ROOT = Path(__file__).parents[2]

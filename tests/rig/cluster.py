@@ -97,12 +97,12 @@ class Router:
         await self.fleet.close()
 
     async def connect(self) -> None:
-        """Tell the fleet who is there, and wait until it has a session with each."""
-        infos = tuple(w.info for w in self.cluster.workers.values())
-        self.fleet.update(infos)
+        """Tell the fleet who is there, and wait until it has a session with each that lives."""
+        workers = self.cluster.workers.values()
+        self.fleet.update(tuple(w.info for w in workers))
         async with asyncio.timeout(SETTLE_S):
-            while {(p.info.worker_id, p.info.epoch) for p in self.fleet.ports()} != {
-                (i.worker_id, i.epoch) for i in infos
+            while {p.info.epoch for p in self.fleet.ports()} < {
+                w.epoch for w in workers if w.alive
             }:
                 await asyncio.sleep(0.02)
 

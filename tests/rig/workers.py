@@ -53,6 +53,10 @@ class Worker:
             }
         )
 
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
     def ready(self) -> WorkerInfo:
         told = self._hear(START_S)
         self.info = WorkerInfo(**{**told, "role": Role(told["role"])})
@@ -85,13 +89,13 @@ class Worker:
     def stop(self) -> None:
         """Orderly if it still answers, else by force."""
         try:
-            if self.process.poll() is None:
+            if self.alive:
                 self._ask({"do": "stop"})
                 self.process.wait(15)
         except (OSError, TimeoutError, EOFError, subprocess.TimeoutExpired):
             pass
         finally:
-            if self.process.poll() is None:
+            if self.alive:
                 self.kill()
             for pipe in (self.process.stdin, self.process.stdout):
                 pipe.close()

@@ -70,7 +70,12 @@ class _Sender:
         self._queue.put(task)
 
     def stop(self) -> None:
+        """After what was submitted; `ended` waits for it."""
         self._queue.put(None)
+
+    def ended(self, timeout_s: float) -> bool:
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     def peer(self) -> Peer:
         """Connected, on this sender's thread.  Raises TriremeError."""
@@ -90,7 +95,7 @@ class _Sender:
 
 
 class Handoff:
-    """All senders of one worker.  `submit`, `warm` and `forget` may come from any thread."""
+    """All senders of one worker.  Every method may be called from any thread."""
 
     def __init__(
         self,
@@ -131,8 +136,19 @@ class Handoff:
             for key in [k for k in self._senders if k not in peers]:
                 self._senders.pop(key).stop()
 
-    def close(self) -> None:
+    def close(self, timeout_s: float) -> bool:
+        """Stop all senders; False when one is still at a push after `timeout_s`."""
+        with self._lock:
+            senders = tuple(self._senders.values())
         self.keep(set())
+        end = self._clock() + timeout_s
+        return all([s.ended(max(0.0, end - self._clock())) for s in senders])
+
+    @property
+    def healthy(self) -> bool:
+        """Whether every sender lives; blocks lent to a dead one would never come back."""
+        with self._lock:
+            return not any(s.ended(0.0) for s in self._senders.values())
 
     def prune(self) -> None:
         """Forget totals of attempts that were cancelled between two pushes."""

@@ -92,7 +92,10 @@ class PeerConnection:
         """Returns when no byte can land any more."""
         for link in self._links:
             link.close()
-        self._on_loop(self._session.close(), self._local.source.timeouts.connect_s)
+        try:
+            self._on_loop(self._session.close(), self._local.source.timeouts.connect_s)
+        except TriremeError as e:
+            log.info("the session with %s was not closed in order: %s", self._worker, e)
 
     def _open_best(self) -> None:
         """Open the first backend that works.  Raises TransferFailed when none does."""

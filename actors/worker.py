@@ -45,7 +45,7 @@ _REPORT_S = 0.2
 _REPORT_SPACING_S = 0.05
 _SWITCH_INTERVAL_S = 0.0005  # a busy engine thread delays I/O threads by this, not by 5 ms
 _STOP_S = 10.0
-_EXIT_ENGINE_DIED = 70
+_EXIT_THREAD_DIED = 70
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class WorkerProcess:
         parts, self._running = self._running, None
         self._await(parts.server.stop(grace_s=1.0), _STOP_S)
         parts.engine.stop(_STOP_S)
-        parts.handoff.close()
+        parts.handoff.close(_STOP_S)
         parts.data.close()
         self._loop.call_soon_threadsafe(self._loop.stop)
 
@@ -185,9 +185,9 @@ class WorkerProcess:
 
     async def _push_reports(self, parts: _Parts) -> None:
         while self._running is not None:
-            if not parts.engine.alive:
-                log.critical("the engine thread died; this worker ends and will be replaced")
-                os._exit(_EXIT_ENGINE_DIED)
+            if not (parts.engine.alive and parts.handoff.healthy):
+                log.critical("a thread died, see above; this worker ends and will be replaced")
+                os._exit(_EXIT_THREAD_DIED)
             parts.handoff.prune()
             self._service.broadcast(self._report(parts))
             await asyncio.sleep(_REPORT_SPACING_S)

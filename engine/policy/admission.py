@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from core.errors import BadRequest, Refused, Stage
+from core.errors import BadRequest, Incompatible, Refused, Stage
 from core.ids import AttemptKey
 from core.messages import Attach, Prefill, Reserve, Sampling
 from core.states import SequenceState
@@ -31,7 +31,7 @@ class Admission:
             raise self.refusal(stage, f"all {self._held.config.max_running} sequences are taken")
 
     def check_prefill(self, job: Prefill) -> None:
-        """Raises Refused or BadRequest."""
+        """Raises Refused, BadRequest or Incompatible."""
         held, stage = self._held, Stage.PREFILL
         _check_context(held.config, job.tokens, stage)
         _check_position(held.config, job.emitted, job.sampling, len(job.tokens), stage)
@@ -118,12 +118,13 @@ def _check_grant(config: SchedulerConfig, job: Prefill) -> None:
         return
     blocks = config.blocks_for(len(job.tokens))
     if job.grant.blocks != blocks or not 0 <= job.grant.present_blocks <= blocks:
-        raise _bad(
-            config,
-            Stage.PREFILL,
-            "grant",
-            f"{job.grant.present_blocks} of {job.grant.blocks} blocks present, for a context of "
-            f"{blocks} blocks; reserve again with the same tokens and block size",
+        raise Incompatible(
+            f"{job.grant.worker_id} granted {job.grant.blocks} blocks, {job.grant.present_blocks} "
+            f"of them present, for what are {blocks} blocks here; start both with the same "
+            "kv.block_size",
+            stage=Stage.PREFILL,
+            worker=config.worker_id,
+            field="layout.block_size",
         )
 
 

@@ -94,7 +94,7 @@ class Scheduler:
         )
 
     def prefill(self, job: Prefill, owner: str, now: float) -> None:
-        """Queue the job.  Raises Refused or BadRequest."""
+        """Queue the job.  Raises Refused, BadRequest or Incompatible."""
         self._admission.check_prefill(job)
         self._held.roster.add(
             Seq(

@@ -152,6 +152,15 @@ def test_sigkill_of_decode_in_16_streams_changes_no_text_and_a_new_epoch_serves(
     until(served.idle, 60.0)
 
 
+def test_serving_goes_on_without_the_supervisor(served: Served) -> None:
+    (pid,) = [p for p in served.process.look() if alive(p) and title(p) == "ray::Supervisor"]
+    os.kill(pid, signal.SIGKILL)
+    answer = served.client().completions.create(
+        model=MODEL, prompt="The supervisor is away,", max_tokens=3, temperature=0
+    )
+    assert answer.usage.completion_tokens == 3
+
+
 def test_the_doctor_finds_all_well_also_after_a_death(served: Served) -> None:
     code, said = run(served.folder, "doctor", "--name", NAME)
     assert (code, said.endswith("all well")) == (0, True), said
@@ -201,6 +210,10 @@ async def texts(served: Served, harm: int | None) -> list[str]:
 def cancelled(served: Served) -> int:
     counters = [c for w in served.status()["workers"] for c in w["report"]["counters"]]
     return sum(c["value"] for c in counters if c["name"] == "cancelled")
+
+
+def title(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode()
 
 
 def pid_of(served: Served, name: str) -> int:

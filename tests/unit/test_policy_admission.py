@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from core.errors import BadRequest, Refused, Stage
+from core.errors import BadRequest, Incompatible, Refused, Stage
 from core.ids import AttemptKey
 from core.messages import Attach, Grant, Prefill, Reserve, Sampling
 from engine.policy.scheduler import Scheduler
@@ -139,8 +139,6 @@ def test_prefill_waits_for_movers_once_half_the_pool_is_lent() -> None:
         (Prefill(key("a"), (1, 2), LONG, emitted=2), "emitted"),
         (Prefill(key("a"), (1, 2), LONG, emitted=-1), "emitted"),
         (Prefill(key("a"), (1, 2), Sampling(max_tokens=1), emitted=1), "max_tokens"),
-        (Prefill(key("a"), (1, 2), LONG, grant=grant_for("a", blocks=2)), "grant"),
-        (Prefill(key("a"), (1, 2), LONG, grant=grant_for("a", 1, present=2)), "grant"),
     ],
     ids=[
         "empty",
@@ -181,3 +179,11 @@ def test_an_impossible_attach_keeps_the_lease(changes: dict[str, int], field: st
     assert caught.value.field == field
     scheduler.attach(good, "owner", 0.0)
     assert scheduler.report(0.0).running == 1
+
+
+@pytest.mark.parametrize(("blocks", "present"), [(2, 0), (1, 2)], ids=["size", "present"])
+def test_a_grant_that_does_not_fit_comes_from_another_layout(blocks: int, present: int) -> None:
+    job = Prefill(key("a"), (1, 2), LONG, grant=grant_for("a", blocks, present))
+    with pytest.raises(Incompatible) as caught:
+        Scheduler(CONFIG).prefill(job, "owner", 0.0)
+    assert caught.value.field == "layout.block_size"

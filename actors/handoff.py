@@ -142,7 +142,8 @@ class Handoff:
             senders = tuple(self._senders.values())
         self.keep(set())
         end = self._clock() + timeout_s
-        return all([s.ended(max(0.0, end - self._clock())) for s in senders])
+        still = [s for s in senders if not s.ended(max(0.0, end - self._clock()))]
+        return not still
 
     @property
     def healthy(self) -> bool:

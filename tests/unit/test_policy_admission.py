@@ -147,8 +147,6 @@ def test_prefill_waits_for_movers_once_half_the_pool_is_lent() -> None:
         "all-emitted",
         "negative-emitted",
         "nothing-left",
-        "grant-size",
-        "grant-present",
     ],
 )
 def test_an_impossible_job_is_refused_by_field(job: Prefill, field: str) -> None:

@@ -37,6 +37,7 @@ check: $(VENV)/.dev ## lint, types, architecture, generated files, docs
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/python -m transport.proto.generate --check
 	@$(BIN)/mkdocs build --strict --quiet
+	@echo "check: ok"
 
 bench: $(VENV)/.dev ## measure the edge beside the bare engine
 	@$(BIN)/python -m benchmarks.edge $(ARGS)

@@ -6,9 +6,9 @@ from typing import Any
 
 import ray
 
+from actors.ingress_feed import Members
 from actors.shell import answer
 from core.errors import TriremeError
-from core.messages import WorkerInfo
 from core.spec import ClusterSpec
 
 log = logging.getLogger(__name__)
@@ -26,11 +26,11 @@ class SupervisorFeed:
         self._name = supervisor
         self._namespace = namespace
         self._actor: Any = None
-        self._last: tuple[int, tuple[WorkerInfo, ...]] = (0, ())
+        self._last: tuple[int, Members] = (0, ())
         self._away = False
 
-    async def watch(self, version: int, timeout_s: float) -> tuple[int, tuple[WorkerInfo, ...]]:
-        """(version, workers) once the version differs from `version`, or after `timeout_s`."""
+    async def watch(self, version: int, timeout_s: float) -> tuple[int, Members]:
+        """See `Feed`."""
         try:
             if self._actor is None:
                 # On a thread: with Ray's head away this look-up blocks, and streams must go on.
@@ -49,7 +49,7 @@ class SupervisorFeed:
     def _tell(self, away: bool, why: str) -> None:
         if away != self._away:
             self._away = away
-            log.warning("supervisor %s; going on with %d workers", why, len(self._last[1]))
+            log.warning("supervisor %s; going on with %d workers", why, len(self._last[1] or ()))
 
 
 class EdgeDeployment:

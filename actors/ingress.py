@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from functools import partial
-from typing import Protocol
 
 from starlette.applications import Starlette
 
 from actors.fleet import SessionFleet
+from actors.ingress_feed import Feed
 from core.ids import Epoch, WorkerId
 from core.messages import Event, WorkerInfo, WorkerReport
 from core.spec import ClusterSpec, to_mapping
@@ -29,14 +29,6 @@ from transport.faulty import FaultInjector
 _WATCH_S = 10.0
 _SEED_BITS = 63
 _KEEP_ALIVE_S = 10.0
-
-
-class Feed(Protocol):
-    """Membership, wherever it comes from."""
-
-    async def watch(self, version: int, timeout_s: float) -> tuple[int, tuple[WorkerInfo, ...]]:
-        """(version, workers) once the version differs from `version`, or after `timeout_s`."""
-        ...
 
 
 class Reports:
@@ -74,10 +66,13 @@ class Ingress:
         self._members: tuple[WorkerInfo, ...] = ()
 
     async def run(self) -> None:
-        """Follow membership until cancelled."""
+        """Follow membership until the cluster closes: then every request ends, with an error."""
         version = 0
         while True:
             version, members = await self._feed.watch(version, _WATCH_S)
+            if members is None:
+                await self.dispatcher.close()
+                return
             if members != self._members:
                 self._members = members
                 self._fleet.update(members)

@@ -41,7 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(_parse(sys.argv[1:] if argv is None else argv))
     except TriremeError as error:
-        print(f"trireme: {error}", file=sys.stderr)
+        told = error.message if isinstance(error, ConfigError) else str(error)
+        print(f"trireme: {told}", file=sys.stderr)
         return MISUSED if isinstance(error, ConfigError) else FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -71,6 +72,10 @@ def _serve(args: argparse.Namespace, console: "Console") -> int:
         from cluster import commands
         from cluster.machine import usable_cores
 
+        if not spec.model.ref.startswith("hf:"):  # that would download it
+            from engine.model import refs
+
+            refs.resolve(spec.model.ref)
         return commands.show_layout(spec, usable_cores(), console)
     from cluster import serve
 

@@ -12,15 +12,20 @@ from rich.table import Table
 
 from cluster import probe, statefile
 from cluster.layout import layout
-from core.errors import DeadlineExceeded, Stage
+from cluster.names import hint
+from core.errors import DeadlineExceeded, Stage, Unavailable
 from core.spec import ClusterSpec
 
 DOWN_S = 60.0
 STATUS_S = 5.0
+NOT_READY = 1
 NOTHING_RUNS = 3
 """Exit status, as `systemctl status` has it."""
 
-COLUMNS = ("worker", "role", "state", "free", "cached", "waiting", "running", "step ms", "tokens")
+COLUMNS = (
+    "worker", "role", "state", "free blocks", "of them cached", "waiting", "running", "ms a step",
+    "tokens made",
+)  # fmt: skip
 
 
 def show_layout(spec: ClusterSpec, cores: int, console: Console) -> int:
@@ -42,12 +47,15 @@ def show_layout(spec: ClusterSpec, cores: int, console: Console) -> int:
 
 
 def show_status(folder: Path, name: str, as_json: bool, console: Console) -> int:
-    """Raises Unavailable when the cluster runs but does not answer."""
     running = statefile.find(folder, name)
     if running is None:
-        console.print(_nothing(name))
+        console.print(nothing(folder, name))
         return NOTHING_RUNS
-    status = probe.get_json(f"{running.url}/status", STATUS_S)
+    try:
+        status = probe.get_json(f"{running.url}/status", STATUS_S)
+    except Unavailable as error:
+        console.print(f"{name}, pid {running.pid}, is starting or stopping: {error.message}")
+        return NOT_READY
     if as_json:
         console.print(json.dumps(status, indent=2), markup=False, highlight=False, soft_wrap=True)
     else:
@@ -60,21 +68,24 @@ def down(folder: Path, name: str, console: Console) -> int:
     """Ask the serving process to stop and wait until it has.  Raises DeadlineExceeded."""
     running = statefile.find(folder, name)
     if running is None:
-        console.print(_nothing(name))
+        console.print(nothing(folder, name))
         return NOTHING_RUNS
     os.kill(running.pid, signal.SIGTERM)
     if not statefile.await_end(folder, name, DOWN_S):
         raise DeadlineExceeded(
             f"process {running.pid} has not stopped within {DOWN_S:g} s; "
-            f"`trireme down` again, or `kill -9 {running.pid}`",
+            f"`{hint('down', name)}` again, or `kill -9 {running.pid}`",
             stage=Stage.START,
         )
     console.print(f"{name} is down")
     return 0
 
 
-def _nothing(name: str) -> str:
-    return f"no cluster {name!r} runs for this user; `trireme serve` starts one"
+def nothing(folder: Path, name: str) -> str:
+    """What to say when no cluster of that name runs."""
+    others = statefile.names(folder)
+    also = f"; running: {', '.join(others)} (see --name)" if others else ""
+    return f"no cluster {name!r} runs for this user; `trireme serve` starts one{also}"
 
 
 def _print_status(status: Mapping[str, Any], console: Console) -> None:
@@ -83,6 +94,9 @@ def _print_status(status: Mapping[str, Any], console: Console) -> None:
     for worker in status["workers"]:
         table.add_row(worker["worker_id"], worker["role"], *_load(worker))
     console.print(table)
+    wanted = sum(pool["replicas"] for pool in status["settings"]["pools"])
+    if len(status["workers"]) < wanted:
+        console.print(f"{len(status['workers'])} of {wanted} workers; the others are starting")
     rest = {key: value for key, value in status.items() if key not in ("workers", "settings")}
     for path, value in _leaves(rest, ""):
         if value:

@@ -7,7 +7,22 @@ from types import TracebackType
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import Progress, ProgressColumn, SpinnerColumn, Task, TaskID, TextColumn
+from rich.table import Column
+from rich.text import Text
+
+
+def _fixed() -> Column:
+    """Never shortened: a narrow terminal costs the detail its end, not the time."""
+    return Column(no_wrap=True, min_width=8)
+
+
+class _Seconds(ProgressColumn):
+    """How long the step has taken, or took."""
+
+    def render(self, task: Task) -> Text:
+        took = task.finished_time if task.finished else task.elapsed
+        return Text(f"{took or 0.0:5.1f} s")
 
 
 class Steps:
@@ -20,10 +35,14 @@ class Steps:
         self._ended: set[str] = set()
         self._live = Progress(
             SpinnerColumn(finished_text="[green]✓[/]"),
-            TextColumn("{task.description:<12}"),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[detail]}"),
+            TextColumn("{task.description:<12}", table_column=_fixed()),
+            _Seconds(table_column=_fixed()),
+            TextColumn(
+                "{task.fields[detail]}",
+                table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
+            ),
             console=console,
+            expand=True,
             disable=not console.is_terminal,
             redirect_stdout=False,
             redirect_stderr=False,

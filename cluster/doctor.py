@@ -15,11 +15,11 @@ from rich.console import Console
 from rich.table import Table
 
 from cluster import probe, statefile
+from cluster.commands import NOTHING_RUNS, nothing
 from cluster.equality import TIE, TIE_BFLOAT16, Verdict, compare
 from core.errors import Unavailable
 
-NOTHING_RUNS = 3
-OUTPUT = 12
+OUTPUT = 8
 COLUMNS = ("prompt", "tokens", "equal", "excused", "moved", "over", "cached: cold", "warm", "path")
 
 
@@ -67,8 +67,9 @@ def run(folder: Path, name: str, url: str, console: Console) -> int:
     """0: all well.  1: something is wrong.  3: nothing runs.  Raises Unavailable."""
     running = statefile.find(folder, name)
     if not url and running is None:
-        console.print(f"no cluster {name!r} runs for this user; start one with `trireme serve`")
+        console.print(nothing(folder, name))
         return NOTHING_RUNS
+    console.print("asking the cluster and a plain loop the same things; about half a minute")
     patient = Patient(url or (running.url if running else ""))
     findings = Findings()
     _check_ready(patient, findings)

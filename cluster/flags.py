@@ -46,8 +46,10 @@ def add_to(parser: argparse.ArgumentParser) -> None:
     common = parser.add_argument_group("common")
     common.add_argument("--config", metavar="FILE", help="YAML file with any of the settings below")
     common.add_argument("--model", metavar="REF", dest=_DEST + SHORT["model"], help=_doc("model"))
-    common.add_argument("--host", dest=_DEST + SHORT["host"], help=_doc("host"))
-    common.add_argument("--port", type=int, dest=_DEST + SHORT["port"], help=_doc("port"))
+    common.add_argument("--host", metavar="HOST", dest=_DEST + SHORT["host"], help=_doc("host"))
+    common.add_argument(
+        "--port", metavar="PORT", type=int, dest=_DEST + SHORT["port"], help=_doc("port")
+    )
     pools = parser.add_argument_group(
         "workers",
         "What you name replaces the default of one prefill and one decode worker; "
@@ -57,7 +59,9 @@ def add_to(parser: argparse.ArgumentParser) -> None:
         pools.add_argument(
             f"--{role}", type=int, metavar="N", default=None, help=f"number of {role} workers"
         )
-    group = parser.add_argument_group("all settings", "the same names as in the file")
+    group = parser.add_argument_group(
+        "all settings", "the same names as in the file: `kv: {block_size: 32}`"
+    )
     for setting in settings():
         group.add_argument(
             f"--{setting.path}",

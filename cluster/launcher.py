@@ -47,7 +47,7 @@ def check_address(host: str, port: int) -> None:
     except OSError as error:
         raise ConfigError(
             f"http.port: cannot listen on {host}:{port} ({os.strerror(error.errno or 0)}); "
-            "choose another with --port, or see `trireme status` for what runs there",
+            "choose another with --port",
             stage=Stage.START,
             field="http.port",
         ) from None

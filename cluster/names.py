@@ -1,12 +1,18 @@
-"""Names of the actors of a cluster: how it finds its own again.  Pure."""
+"""Names of a cluster and its actors: how it finds its own again, and what to type.  Pure."""
 
 from core.ids import Epoch, WorkerId
 
 _ROOT = "trireme"
+_DEFAULT = "trireme"
 
 
 def supervisor_name(cluster: str) -> str:
     return f"{_ROOT}/{cluster}/supervisor"
+
+
+def hint(command: str, cluster: str) -> str:
+    """What to type about this cluster."""
+    return f"trireme {command}" + ("" if cluster == _DEFAULT else f" --name {cluster}")
 
 
 def worker_name(cluster: str, worker_id: WorkerId, epoch: Epoch) -> str:

@@ -63,6 +63,7 @@ def _call(request: urllib.request.Request, timeout_s: float) -> Any:
         reason = f"{error.code} {HTTPStatus(error.code).phrase}: {text}"
         raise Unavailable(f"{request.full_url} answered {reason}", stage=Stage.START) from None
     except OSError as error:  # refused, reset, timed out; URLError is one
-        raise Unavailable(f"{request.full_url}: {error}", stage=Stage.START) from None
+        why = getattr(error, "reason", error)
+        raise Unavailable(f"{request.full_url}: {why}", stage=Stage.START) from None
     except ValueError:
         raise Unavailable(f"{request.full_url} did not answer JSON", stage=Stage.START) from None

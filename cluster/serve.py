@@ -16,6 +16,7 @@ from cluster.console import Steps
 from cluster.interrupts import Interrupts
 from cluster.layout import WorkerSlot, layout
 from cluster.machine import usable_cores
+from cluster.names import hint
 from cluster.status import ClusterStatus, WorkerStatus
 from core.errors import DeadlineExceeded, Stage, TriremeError, WorkerLost
 from core.ids import Epoch, WorkerId
@@ -60,10 +61,13 @@ def serve(spec: ClusterSpec, folder: Path, console: Console) -> int:
                 _await_workers_and_edge(spec, supervisor, steps)
                 with steps.step("first token", "through the whole path"):
                     model = probe.first_token(url, spec.timeouts.start_s)
-            _announce(console, slots, model, url, time.monotonic() - began)
+            took = time.monotonic() - began
+            console.print(f"\nready in {took:.1f} s: {escape(model)} on {url}", soft_wrap=True)
+            _suggest(console, spec.name, slots, model, url)
             _watch(supervisor, console)
         except (KeyboardInterrupt, SystemExit):  # SystemExit: SIGTERM while Ray starts
-            console.print("stopping: running streams may finish; Ctrl-C again stops at once")
+            left = f"running streams have {DRAIN_S:g} s to finish" if supervisor else "Ray first"
+            console.print(f"stopping: {left}; Ctrl-C again stops at once")
         finally:
             _take_down(supervisor, console)
     return 0
@@ -125,18 +129,18 @@ def _show_worker(worker: WorkerStatus, steps: Steps) -> None:
         steps.show(worker.worker_id, worker.phase)
 
 
-def _announce(
-    console: Console, slots: tuple[WorkerSlot, ...], model: str, url: str, took_s: float
+def _suggest(
+    console: Console, name: str, slots: tuple[WorkerSlot, ...], model: str, url: str
 ) -> None:
+    """The workers, a request to paste, and what to type next."""
     counts = Counter(slot.role for slot in slots)
-    workers = ", ".join(f"{count} {role}" for role, count in counts.items())
-    console.print(f"\nready in {took_s:.1f} s: {escape(model)} on {url} ({workers})\n")
-    body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
+    console.print(f"serving with {', '.join(f'{n} {role}' for role, n in counts.items())}\n")
+    question = '"messages": [{"role": "user", "content": "What is the capital of France?"}]'
     for line in (
         f"  curl {url}/v1/chat/completions \\",
         "    -H 'Content-Type: application/json' \\",
-        f"    -d '{body}'\n",
-        "Ctrl-C stops it; `trireme status` shows its workers.\n",
+        f'    -d \'{{"model": "{model}", "temperature": 0, {question}}}\'\n',
+        f"Ctrl-C stops it; `{hint('status', name)}` shows its workers.\n",
     ):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from cluster.names import hint
 from core.errors import ConfigError, Stage
 
 POLL_S = 0.1
@@ -41,7 +42,8 @@ def claim(folder: Path, running: Running) -> Iterator[None]:
         except BlockingIOError:
             raise ConfigError(
                 f"name: a cluster {running.name!r} is running; "
-                "stop it with `trireme down`, or start this one with --name and --port",
+                f"stop it with `{hint('down', running.name)}`, or give this one another --name "
+                "and --port",
                 stage=Stage.START,
                 field="name",
             ) from None
@@ -68,6 +70,12 @@ def find(folder: Path, name: str) -> Running | None:
         return Running(**json.loads(os.read(file, 1 << 16)))
     finally:
         os.close(file)
+
+
+def names(folder: Path) -> list[str]:
+    """The clusters that run, by name."""
+    found = sorted(path.stem for path in folder.glob("*.json"))
+    return [name for name in found if find(folder, name) is not None]
 
 
 def await_end(folder: Path, name: str, timeout_s: float) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 import ray
 
 from actors.boot import WorkerBoot
+from actors.ingress_feed import Members
 from cluster.incarnation import Incarnation, check_room
 from cluster.layout import WorkerSlot
 from cluster.membership import Member, Membership
@@ -34,6 +35,7 @@ log = logging.getLogger(__name__)
 ADOPT_S = 5.0
 LOOK_S = 5.0
 STOP_S = 12.0
+CLOSE_S = 0.5
 CRASH_EXIT = 70
 
 
@@ -56,13 +58,16 @@ class Supervisor:
         self._tasks: set[asyncio.Task[None]] = set()
         self._drain_s = 0.0
         self._settled = False
+        self._closing = False
         self._spawn(self._keep())
         self._spawn(self._publish())
 
-    async def watch(self, version: int, timeout_s: float) -> tuple[int, tuple[WorkerInfo, ...]]:
-        """(version, workers) as soon as the version differs, else after `timeout_s`."""
-        await self._news.until(partial(self._is_past, version), timeout_s)
-        return self._members.version, self._members.peers
+    async def watch(self, version: int, timeout_s: float) -> tuple[int, Members]:
+        """(version, members) as soon as the version differs, else after `timeout_s`.
+
+        None for the members: the cluster closes, and what still runs must end now."""
+        await self._news.until(lambda: self._closing or self._is_past(version), timeout_s)
+        return self._members.version, None if self._closing else self._members.peers
 
     async def status(self) -> ClusterStatus:
         starting = [m for m in self._members if m.state is WorkerState.STARTING]
@@ -174,10 +179,18 @@ class Supervisor:
             if incarnation in self._ready():
                 self._members.draining(*incarnation.key, time.monotonic())
                 await incarnation.drain(self._drain_s)
+                await self._close_edge()
                 await incarnation.ask("stop")
         except TriremeError as error:
             log.warning("%s did not stop in order: %s", incarnation.worker_id, error)
         incarnation.kill()
+
+    async def _close_edge(self) -> None:
+        """Only a shutdown retires workers: let the edge tell its clients before they go."""
+        if not self._closing:
+            self._closing = True
+            self._news.tell()
+        await asyncio.sleep(CLOSE_S)
 
     async def _publish(self) -> None:
         """Tell every ready worker who its peers are, one version after the other."""

@@ -4,6 +4,7 @@ YAML files, command-line flags, the CRD and the Helm schema all come from these 
 An unknown key or a bad value is an error that names the key.  `doc` metadata is what --help says.
 """
 
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -99,7 +100,7 @@ class TimeoutSpec:
 
 @dataclass(frozen=True, slots=True)
 class HttpSpec:
-    host: str = _opt("127.0.0.1", "address everything binds to")
+    host: str = _opt("127.0.0.1", "address the HTTP port binds to; all else stays local")
     port: int = _opt(8000, "HTTP port")
     max_body_bytes: int = _opt(8 << 20, "larger request bodies get 413")
 
@@ -137,6 +138,8 @@ class ClusterSpec:
         ):
             if value < lowest:
                 raise _bad(path, f"{value} is too small; the least is {lowest}")
+        if not re.fullmatch(r"[\w-][\w.-]*", self.name):
+            raise _bad("name", f"{self.name!r} has more than letters, digits, '.', '_' and '-'")
         if not 0 < self.http.port < 65536:
             raise _bad("http.port", f"{self.http.port} is not a port (1 to 65535)")
         if not sum(p.replicas for p in self.pools):

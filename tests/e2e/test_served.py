@@ -173,11 +173,25 @@ def test_status_tells_and_down_leaves_nothing(served: Served) -> None:
     assert "prefill-0" in said
     assert "decode-0" in said
     pids = served.process.look()
+    stream = endless_stream(served)
+    next(stream)
     assert run(served.folder, "down", "--name", NAME) == (0, f"{NAME} is down")
+    with pytest.raises(openai.APIError, match="shutting down"):
+        list(stream)
     assert served.process.process.wait(STOP_S) == 0
     until(lambda: not any(alive(pid) for pid in pids), STOP_S)
     assert served.process.output.read_text().rstrip().endswith("stopped")
     assert run(served.folder, "down", "--name", NAME)[0] != 0
+
+
+def endless_stream(served: Served) -> Iterator[Any]:
+    """Far longer than a shutdown waits."""
+    return iter(
+        served.client().completions.create(
+            model=MODEL, prompt="For ever and", max_tokens=4000, stream=True, temperature=0,
+            extra_body={"ignore_eos": True},
+        )
+    )  # fmt: skip
 
 
 async def texts(served: Served, harm: int | None) -> list[str]:

@@ -16,6 +16,7 @@ from core.spec import to_mapping
 from router.schema_errors import error_body
 
 STATUS = {
+    "settings": {"pools": [{"role": "prefill", "replicas": 1}, {"role": "decode", "replicas": 2}]},
     "cluster": "c",
     "model": "tiny",
     "router": {"waiting": 0, "counters": {"retries": 4}},
@@ -144,6 +145,7 @@ def test_status_shows_workers_with_load_and_what_is_not_zero(folder, capsys):
     assert "unreachable" in prefill
     assert "0" not in prefill.replace("prefill-0", ""), "unknown is not idle"
     assert "router.counters.retries: 4" in lines
+    assert "2 of 3 workers; the others are starting" in lines
     assert not any("router.waiting" in line for line in lines)
 
 
@@ -161,7 +163,8 @@ def test_status_of_a_server_that_does_not_answer_is_a_clear_failure(folder, caps
     with statefile.claim(folder, statefile.Running("c", 1, "http://127.0.0.1:1")):
         assert cli.main(["status", "--name", "c"]) == cli.FAILED
 
-    assert "127.0.0.1:1/status" in capsys.readouterr().err
+    said = capsys.readouterr().out
+    assert "is starting or stopping: http://127.0.0.1:1/status: [Errno 111]" in said
 
 
 def test_the_probe_asks_again_until_a_token_comes():

@@ -104,7 +104,7 @@ class WorkerService:
             case Attach():
                 engine.attach(call, session.owner)
             case Cancel():
-                engine.cancel(call.key)
+                engine.cancel(call.key, session.owner)
             case Hello():
                 raise Incompatible("Hello comes once, first", stage=Stage.START, field="hello")
             case _:

@@ -171,6 +171,8 @@ def _tell_change(
     """Remember whom we saw ready; say when it is lost, and when its successor is."""
     seen = epochs.get(worker.worker_id)
     ready = worker.epoch if worker.state is WorkerState.READY else None
+    if ready is None and worker.fault is None:
+        return  # a new supervisor has not found it yet
     if worker.worker_id in epochs and ready != seen:
         why = worker.fault.message if worker.fault else ""
         text = f"is back, pid {worker.pid}" if ready else f"lost: {why}; starting another"

@@ -59,6 +59,7 @@ class Supervisor:
         self._drain_s = 0.0
         self._settled = False
         self._closing = False
+        self._draining: set[Incarnation] = set()
         self._spawn(self._keep())
         self._spawn(self._publish())
 
@@ -144,6 +145,7 @@ class Supervisor:
             self._members.started(action.slot.worker_id, action.epoch, time.monotonic())
             self._spawn(self._start(action.slot, action.epoch))
         elif (found := self._running.get((action.worker_id, action.epoch))) is not None:
+            self._draining.add(found)
             self._spawn(self._retire(found))
 
     async def _start(self, slot: WorkerSlot, epoch: Epoch) -> None:
@@ -179,14 +181,19 @@ class Supervisor:
             if incarnation in self._ready():
                 self._members.draining(*incarnation.key, time.monotonic())
                 await incarnation.drain(self._drain_s)
-                await self._close_edge()
+                await self._all_drained(incarnation)
                 await incarnation.ask("stop")
         except TriremeError as error:
             log.warning("%s did not stop in order: %s", incarnation.worker_id, error)
+        self._draining.discard(incarnation)
         incarnation.kill()
 
-    async def _close_edge(self) -> None:
-        """Only a shutdown retires workers: let the edge tell its clients before they go."""
+    async def _all_drained(self, one: Incarnation) -> None:
+        """Only a shutdown retires workers.  None goes before all are idle or time is up; what
+        runs then is ended by the edge, which can still tell its clients."""
+        self._draining.discard(one)
+        self._news.tell()
+        await self._news.until(lambda: not self._draining, self._drain_s)
         if not self._closing:
             self._closing = True
             self._news.tell()

@@ -27,6 +27,8 @@ class Tokenizer(Protocol):
 
     eos_ids: frozenset[int]
     vocab_size: int
+    longest_token: int
+    """Bytes of UTF-8 that one token stands for, at most: long texts are refused unread."""
 
     def encode(self, text: str) -> list[int]:
         """Ids of `text`; text that spells a special token becomes that token."""
@@ -180,8 +182,9 @@ class EnginePort(Protocol):
         """Decode on.  Raises LeaseGone when the lease ended or is not completely filled."""
         ...
 
-    def cancel(self, key: AttemptKey) -> bool:
-        """Forget `key`; False when there was nothing.  No event for it after this returns."""
+    def cancel(self, key: AttemptKey, owner: str | None = None) -> bool:
+        """Forget `key`; False when there was nothing, or nothing of this owner's (None: anyone's).
+        No step that starts after this returns has an event for it."""
         ...
 
     def renew(self, keys: Sequence[AttemptKey], owner: str) -> None: ...

@@ -101,9 +101,9 @@ class Engine:
             self._scheduler.attach(job, owner, self._clock())
             self._wake.notify()
 
-    def cancel(self, key: AttemptKey) -> bool:
+    def cancel(self, key: AttemptKey, owner: str | None = None) -> bool:
         with self._wake:
-            return self._scheduler.cancel(key)
+            return self._scheduler.cancel(key, owner)
 
     def abort_lease(self, key: AttemptKey, lease_id: LeaseId) -> bool:
         with self._wake:

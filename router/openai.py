@@ -206,7 +206,7 @@ def _include_usage(raw: object, stream: bool) -> bool:
 
 
 def _stops(raw: object) -> tuple[str, ...]:
-    values = [raw] if isinstance(raw, str) else array(raw or [], "stop", MAX_STOPS)
+    values = [raw] if isinstance(raw, str) else array([] if raw is None else raw, "stop", MAX_STOPS)
     stops = []
     for stop in values:
         if not isinstance(stop, str):

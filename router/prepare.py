@@ -36,7 +36,7 @@ def prepare_chat(edge: EdgeContext, body: bytes) -> Job:
     request = parse_chat(body)
     check_model(edge, request.options.model)
     text = edge.tokenizer.render_chat([message._asdict() for message in request.messages])
-    prompts = [("messages", tuple(edge.tokenizer.encode(text)))]
+    prompts = [("messages", _encode(edge, "messages", text))]
     return _job(edge, ChatShape(), request.options, prompts, edge.max_model_len())
 
 
@@ -45,10 +45,22 @@ def prepare_completion(edge: EdgeContext, body: bytes) -> Job:
     request = parse_completion(body)
     check_model(edge, request.options.model)
     prompts = [
-        ("prompt", tuple(edge.tokenizer.encode(p)) if isinstance(p, str) else p)
-        for p in request.prompts
+        ("prompt", _encode(edge, "prompt", p) if isinstance(p, str) else p) for p in request.prompts
     ]
     return _job(edge, TextShape(), request.options, prompts, _COMPLETION_TOKENS)
+
+
+def _encode(edge: EdgeContext, field: str, text: str) -> tuple[int, ...]:
+    """Raises ContextLengthExceeded without reading a text that is too long in any case."""
+    least = len(text) // edge.tokenizer.longest_token
+    longest = edge.max_model_len()
+    if least >= longest:
+        raise ContextLengthExceeded(
+            f"the prompt has {least} tokens at the very least and the model's context length is "
+            f"{longest}; shorten the prompt",
+            field=field,
+        )
+    return tuple(edge.tokenizer.encode(text))
 
 
 def check_model(edge: EdgeContext, name: str) -> None:

@@ -39,6 +39,10 @@ def sample(logits: Tensor, asks: Sequence[SampleAt]) -> list[int]:
     return tokens
 
 
+_COLDEST = 1e-6
+"""Below it float32 runs out: the quotient overflows, or the temperature itself becomes 0."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Params:
     """Columns [S, 1]: temperature float32, top_k int64 (0 off), top_p and point float64."""
@@ -56,7 +60,7 @@ class _Params:
         each = [ask.sampling for ask in asks]
         points = [uniform(ask.sampling.seed, ask.index) for ask in asks]
         return _Params(
-            column([s.temperature for s in each], torch.float32),
+            column([max(s.temperature, _COLDEST) for s in each], torch.float32),
             column([s.top_k if 0 < s.top_k < vocab else 0 for s in each], torch.int64),
             column([s.top_p for s in each], torch.float64),
             column(points, torch.float64),

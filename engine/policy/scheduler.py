@@ -136,12 +136,13 @@ class Scheduler:
 
     # ------------------------------------------------------------------ calls that end or keep
 
-    def cancel(self, key: AttemptKey) -> bool:
-        """Forget `key`; False when there was nothing.  No event for it after this.
+    def cancel(self, key: AttemptKey, owner: str | None = None) -> bool:
+        """Forget `key`; False when there was nothing, or nothing of this owner's (None: anyone's).
+        No event for it after this.
 
         Blocks that a step, a mover or a landing write still uses come back when that is over.
         """
-        found = self._drop(key)
+        found = self._drop(key, owner)
         self._held.totals.cancelled += found
         return found
 
@@ -280,13 +281,15 @@ class Scheduler:
     def _chain(self, salt: str) -> PrefixChain:
         return PrefixChain(self._config.scope(salt).seed(), self._config.block_size)
 
-    def _drop(self, key: AttemptKey) -> bool:
+    def _drop(self, key: AttemptKey, owner: str | None) -> bool:
         seq, lease = self._held.roster.get(key), self._held.leases.get(key)
-        if seq is not None:
+        ends_seq = seq is not None and owner in (None, seq.owner)
+        ends_lease = lease is not None and owner in (None, lease.owner)
+        if seq is not None and ends_seq:
             self._held.roster.end(seq)
-        if lease is not None:
+        if lease is not None and ends_lease:
             self._held.leases.end(lease)
-        return seq is not None or lease is not None
+        return ends_seq or ends_lease
 
     def _failed(self, key: AttemptKey, error: TriremeError) -> AttemptFailed:
         return AttemptFailed(key, Fault.of(error, self._config.worker_id))

@@ -9,6 +9,8 @@ from core.errors import BadRequest
 from engine.text.alphabet import ToBytes
 from engine.text.template import ChatTemplate
 
+_NORMALISED = 3
+
 
 @dataclass(frozen=True, slots=True)
 class TextFacts:
@@ -39,6 +41,8 @@ class TextTokenizer:
         self._added = {i: b"" if t.special else t.content.encode() for i, t in added.items()}
         self.eos_ids = facts.eos_ids
         self.vocab_size = facts.vocab_size
+        # Vocabularies spell a byte in one to three; normalisation may shorten a text to a third.
+        self.longest_token = _NORMALISED * max(len(t.encode()) for t in backend.get_vocab())
 
     def encode(self, text: str) -> list[int]:
         """Ids of `text`, after the model's BOS token unless `text` spells that itself, as chat
@@ -47,7 +51,9 @@ class TextTokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise BadRequest(f"the text is not valid Unicode ({error})", field="prompt") from None
-        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        # A batch of one: only batches let other threads run meanwhile, and this may take seconds.
+        (encoding,) = self._backend.encode_batch([text], add_special_tokens=False)
+        ids: list[int] = encoding.ids
         beyond = next((i for i in ids if i >= self.vocab_size), None)
         if beyond is not None:
             name = self._backend.id_to_token(beyond)

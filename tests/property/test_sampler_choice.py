@@ -77,6 +77,13 @@ def test_of_equal_logits_the_lowest_ids_are_kept(kept: int, flat: list[float]) -
     assert set(draw(flat, by_mass, 300)) == set(range(kept))
 
 
+@pytest.mark.parametrize("temperature", [1e-3, 1e-7, 1e-50, 5e-324])
+@pytest.mark.parametrize("cut", [{}, {"top_k": 1}, {"top_p": 0.5}], ids=str)
+def test_next_to_no_temperature_is_greedy(temperature: float, cut: dict[str, float]) -> None:
+    asks = [SampleAt(Sampling(temperature=temperature, seed=s, **cut), 0) for s in range(20)]
+    assert set(sample(torch.tensor([LOGITS] * 20), asks)) == {LOGITS.index(max(LOGITS))}
+
+
 def test_greedy_takes_the_lowest_id_of_the_best() -> None:
     logits = torch.tensor([[0.0, 3.0, 3.0, 1.0], [5.0, 5.0, 5.0, 5.0]])
     assert sample(logits, [SampleAt(Sampling(), 0)] * 2) == [1, 0]

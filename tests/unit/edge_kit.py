@@ -27,6 +27,7 @@ class ByteTokenizer:
 
     eos_ids = frozenset((EOS,))
     vocab_size = 257
+    longest_token = 4
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode())

@@ -91,6 +91,25 @@ def test_a_prompt_longer_than_the_model_names_both_numbers() -> None:
     assert error["param"] == "messages"
 
 
+def test_a_text_that_is_far_too_long_is_refused_unread() -> None:
+    edge, _ = make_edge(max_model_len=lambda: 10)
+    reads = 0
+
+    def encode(text: str) -> list[int]:
+        nonlocal reads
+        reads += 1
+        return [1] * 99
+
+    edge.tokenizer.encode = encode
+    for path, body in ((COMPLETION, completion("x" * 400)), (CHAT, chat("x" * 400))):
+        error = run(post(edge, path, body)).json()["error"]
+        assert error["code"] == "context_length_exceeded"
+        assert "at the very least" in error["message"]
+    assert reads == 0
+    assert run(post(edge, COMPLETION, completion("x" * 39))).status_code == 400
+    assert reads == 1
+
+
 def test_asking_for_more_than_fits_is_an_error_and_not_asking_is_clipped() -> None:
     edge, generator = make_edge(max_model_len=lambda: 10)
     error = run(post(edge, COMPLETION, completion("x" * 8, max_tokens=3))).json()["error"]

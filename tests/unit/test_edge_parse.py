@@ -121,7 +121,10 @@ def test_bad_prompts_are_named(prompt: Any) -> None:
         *(("seed", v) for v in (1.5, True, 1 << 63, BIG, "7")),
         *(("max_tokens", v) for v in (0, -1, True, 5.0, BIG, "5")),
         *(("max_completion_tokens", v) for v in (0, True)),
-        *(("stop", v) for v in ("", [""], ["a", 1], ["a"] * 17, 5, {"a": 1}, "x" * 257)),
+        *(
+            ("stop", v)
+            for v in ("", [""], ["a", 1], ["a"] * 17, 5, {"a": 1}, "x" * 257, False, 0, {})
+        ),
         *(("stop_token_ids", v) for v in ([True], [-1], "1", ["1"], [1] * 129)),
         *(("stream", v) for v in (1, "true")),
         *(("ignore_eos", v) for v in (0, "no")),

@@ -398,3 +398,12 @@ def test_one_message_per_owner_and_step() -> None:
     assert [t.key.request_id for t in batches["one"].events] == ["a", "c"]
     assert [t.key.request_id for t in batches["two"].events] == ["b"]
     assert [t.index for t in batches["one"].events] == [1, 1]
+
+
+def test_only_its_owner_or_the_worker_itself_cancels_an_attempt() -> None:
+    bench = Bench(config(chunk_tokens=64))
+    send(bench, grant())
+    assert not bench.scheduler.cancel(A, "a stranger")
+    assert bench.scheduler.holds(A)
+    assert bench.scheduler.cancel(A, "router")
+    assert not bench.scheduler.holds(A)

@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+import threading
+import time
 import unicodedata
 from functools import cache
 from pathlib import Path
@@ -129,6 +131,23 @@ def test_ids_without_a_token_add_nothing():
     assert smollm_tokenizer().token_bytes(60000) == b""
     with pytest.raises(OverflowError):
         smollm_tokenizer().token_bytes(-1)
+
+
+@given(st.text(st.characters(codec="ascii"), max_size=200) | st.text("aé漢 \n", max_size=200))
+def test_no_token_stands_for_more_text_than_said(text):
+    tokenizer = smollm_tokenizer()
+    assert len(text) // tokenizer.longest_token <= len(tokenizer.encode(text))
+
+
+def test_others_may_run_while_a_long_text_is_cut():
+    """A single call of the library holds the interpreter until it is done."""
+    cutting = threading.Thread(target=smollm_tokenizer().encode, args=(" a" * 400_000,))
+    cutting.start()
+    turns = 0
+    while cutting.is_alive():
+        time.sleep(0.001)
+        turns += 1
+    assert turns > 10
 
 
 def test_lone_surrogates_are_a_bad_request():

@@ -3,9 +3,11 @@
 import asyncio
 import json
 import os
+import random
 import signal
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -139,6 +141,36 @@ def test_a_client_that_leaves_is_noticed_on_the_workers(served: Served, stream: 
     asyncio.run(leave())
     until(served.idle, 20.0)
     assert cancelled(served) > before
+
+
+def test_200_clients_that_leave_at_random_moments_leave_nothing(served: Served) -> None:
+    """Half of them stream; they leave before, during and after prefill, transfer and attach."""
+    source = random.Random(23)
+
+    async def leave(client: openai.AsyncOpenAI, turn: asyncio.Semaphore, index: int) -> None:
+        async with turn:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(source.uniform(0.0, 1.2) ** 2):
+                    answer = await client.completions.create(
+                        model=MODEL, prompt=[1000 + index] * source.choice((5, 60, 200)),
+                        max_tokens=300, stream=bool(index % 2), extra_body={"ignore_eos": True},
+                    )  # fmt: skip
+                    async for _ in answer:
+                        pass
+
+    async def all_leave() -> None:
+        turn = asyncio.Semaphore(20)
+        async with openai.AsyncOpenAI(
+            base_url=f"{served.url}/v1", api_key="unused", max_retries=0, timeout=60.0
+        ) as client:
+            await asyncio.gather(*(leave(client, turn, i) for i in range(200)))
+
+    asyncio.run(all_leave())
+    until(served.idle, 30.0)
+    router = served.status()["router"]
+    assert not router["live"]
+    assert not any(router["in_flight_tokens"].values())
+    assert router["counters"]["requests"]["cancelled"] > 100
 
 
 def test_sigkill_of_decode_in_16_streams_changes_no_text_and_a_new_epoch_serves(

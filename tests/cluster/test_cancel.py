@@ -1,12 +1,19 @@
 """Requests given up at random moments: nothing is held for them afterwards, anywhere."""
 
 import asyncio
+import json
 import random
+import subprocess
+import sys
+from dataclasses import asdict
 
-from core.messages import Sampling
+from core.ids import AttemptKey, RequestId, WorkerId
+from core.messages import Reserve, Sampling
+from core.spec import to_mapping
 from tests.cluster.conftest import Start
-from tests.rig.cluster import Router
+from tests.rig.cluster import Router, leftovers
 from tests.rig.tiny import VOCAB
+from tests.rig.workers import ROOT
 
 CANCELLED = 200
 
@@ -43,38 +50,42 @@ def test_200_cancels_at_random_moments_leave_nothing(start: Start) -> None:
     assert {"queued", "prefilling", "decoding"} <= seen
 
 
-def test_a_router_that_vanishes_takes_its_requests_with_it(start: Start) -> None:
+def test_a_router_that_is_killed_takes_its_requests_with_it(start: Start) -> None:
     cluster = start(kv={"blocks": 120}, batch={"chunk_tokens": 16, "max_running": 8})
-
-    async def run() -> None:
-        router = Router(cluster, "short-lived")
-        await router.connect()
-        for i in range(12):
-            request = router.request([i] * 100, Sampling(max_tokens=500, ignore_eos=True))
-            await router.dispatcher.generate(request)
-        await asyncio.sleep(0.3)
-        for port in list(router.fleet.ports()):
-            port.session._channel._channel.close()  # the process dies: no goodbye
-
-    asyncio.run(run())
+    wanted = {
+        "spec": to_mapping(cluster.spec),
+        "workers": [asdict(w.info) for w in cluster.workers.values()],
+        "requests": 12,
+    }
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.rig.router_main"],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as router:
+        try:
+            router.stdin.write(json.dumps(wanted) + "\n")
+            router.stdin.flush()
+            assert router.stdout.readline() == "running\n"
+            assert leftovers(cluster.workers["decode-0"].report())
+        finally:
+            router.kill()
     cluster.settle()
 
 
-def test_attempts_nobody_renews_expire(start: Start) -> None:
-    """A router that lives on but lost its mind: it neither cancels nor renews."""
+def test_a_lease_nobody_renews_expires(start: Start) -> None:
+    """The router lives on but forgot: it neither cancels nor renews."""
     cluster = start(kv={"blocks": 120}, batch={"chunk_tokens": 16, "max_running": 8})
 
     async def run() -> None:
         async with Router(cluster) as router:
-            router.faults.set([])
-            for port in router.fleet.ports():
-                if port.info.role == "decode":
-                    from core.ids import AttemptKey, RequestId
-                    from core.messages import Reserve
-
-                    await port.call(Reserve(AttemptKey(RequestId("forgotten"), 0), (1,) * 50), 2)
-                    held = cluster.workers["decode-0"].report()["leased_blocks"]
-                    assert held == 4
+            decode = router.fleet.port(WorkerId("decode-0"))
+            assert decode is not None
+            await decode.call(Reserve(AttemptKey(RequestId("forgotten"), 0), (1,) * 50), 2.0)
+            assert cluster.workers["decode-0"].report()["leased_blocks"] == 4
             await asyncio.to_thread(cluster.settle)
 
     asyncio.run(run())
+    counters = {c["name"]: c["value"] for c in cluster.workers["decode-0"].report()["counters"]}
+    assert counters["leases_expired"] == 1

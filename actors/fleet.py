@@ -3,11 +3,10 @@
 import asyncio
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from core.errors import TriremeError
 from core.ids import Epoch, WorkerId
-from core.messages import WIRE_VERSION, Call, Event, Hello, Notice, Reply, WorkerInfo
+from core.messages import WIRE_VERSION, Event, Hello, WorkerInfo
 from core.ports import FleetListener, WorkerPort
 from transport.faulty import FaultInjector
 from transport.session_client import ClientSession
@@ -18,20 +17,6 @@ _FIRST_BACKOFF_S = 0.05
 _MAX_BACKOFF_S = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class SessionPort:
-    """`core.ports.WorkerPort` over a client session."""
-
-    info: WorkerInfo
-    session: ClientSession
-
-    async def call(self, message: Call, timeout_s: float) -> Reply:
-        return await self.session.call(message, timeout_s)
-
-    async def notify(self, message: Notice) -> None:
-        await self.session.notify(message)
-
-
 class SessionFleet:
     """`core.ports.Fleet`.  Lives on one event loop; `update` is called on that loop."""
 
@@ -39,7 +24,7 @@ class SessionFleet:
         self._name = name
         self._connect_s = connect_s
         self._faults = faults
-        self._ports: dict[WorkerId, SessionPort] = {}
+        self._ports: dict[WorkerId, ClientSession] = {}
         self._keepers: dict[tuple[WorkerId, Epoch], asyncio.Task[None]] = {}
         self._listeners: list[FleetListener] = []
 
@@ -99,13 +84,12 @@ class SessionFleet:
     async def _hold(
         self, info: WorkerInfo, session: ClientSession, lost: asyncio.Future[str]
     ) -> None:
-        self._ports[info.worker_id] = SessionPort(session.welcome.info, session)
+        self._ports[info.worker_id] = session
         reason = "it left the cluster"
         try:
             reason = await lost
         finally:
-            port = self._ports.get(info.worker_id)
-            if port is not None and port.session is session:
+            if self._ports.get(info.worker_id) is session:
                 del self._ports[info.worker_id]
             log.warning("session with %s ended: %s", info.worker_id, reason)
             for listener in self._listeners:

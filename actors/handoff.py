@@ -83,6 +83,11 @@ class _Sender:
             self._peer = self._connect()
         return self._peer
 
+    def tell(self, notice: Abort) -> None:
+        """A peer that was never reached has nothing to forget but a lease, which expires."""
+        if self._peer is not None:
+            self._peer.abort(notice)
+
     def disconnect(self) -> None:
         if self._peer is not None:
             self._peer.close()
@@ -225,10 +230,7 @@ class Handoff:
         log.warning("hand-over of %s to %s failed: %s", ready.key, ready.grant.worker_id, error)
         self._engine.cancel(ready.key)
         self._emit(ready.owner, AttemptFailed(ready.key, Fault.of(error, self._worker_id)))
-        try:
-            sender.peer().abort(Abort(ready.key, ready.grant.lease_id, error.message))
-        except TriremeError as e:
-            log.info("the peer could not be told either; its lease will expire: %s", e)
+        sender.tell(Abort(ready.key, ready.grant.lease_id, error.message))
         if isinstance(error, TransferFailed):
             sender.disconnect()
 

@@ -12,6 +12,7 @@ from engine.device.runner import Runner, auto_dtype, build_runner, kv_layout
 from engine.model import refs
 from engine.model.config import ModelConfig, load_config
 from engine.model.weights import load_weights, model_digest
+from engine.policy.config import SchedulerConfig
 from transport.arena import MemfdArena
 
 _MIN_BLOCKS = 2
@@ -57,3 +58,25 @@ def load(boot: WorkerBoot, progress: Callable[[str], None]) -> LoadedModel:
     compat = Compatibility(WIRE_VERSION, model_digest(files), variant, layout)
     name = spec.model.served_name or files.name
     return LoadedModel(name, config, layout, blocks, arena, runner, compat)
+
+
+def scheduler_config(boot: WorkerBoot, model: LoadedModel, address: str) -> SchedulerConfig:
+    """address: what grants say this worker is reached at."""
+    batch, limit, longest = boot.spec.batch, boot.spec.model.max_len, model.config.max_len
+    return SchedulerConfig(
+        role=boot.role,
+        worker_id=boot.worker_id,
+        epoch=boot.epoch,
+        address=address,
+        total_blocks=model.blocks,
+        block_size=model.layout.block_size,
+        chunk_tokens=batch.chunk_tokens,
+        max_running=batch.max_running,
+        max_queued_tokens=batch.max_queued_tokens,
+        max_model_len=min(limit, longest) if limit else longest,
+        vocab_size=model.config.vocab_size,
+        eos_ids=frozenset(model.config.eos_ids),
+        lease_s=boot.spec.timeouts.lease_s,
+        model_digest=model.compat.model_digest,
+        kv_variant=model.compat.kv_variant,
+    )

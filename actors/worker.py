@@ -21,7 +21,7 @@ import torch
 
 from actors.boot import WorkerBoot
 from actors.handoff import Handoff
-from actors.loaded import LoadedModel, load
+from actors.loaded import LoadedModel, load, scheduler_config
 from actors.peer import Local, PeerConnection
 from actors.service import Identity, Serving, WorkerService
 from core.errors import InternalError, Stage
@@ -132,7 +132,7 @@ class WorkerProcess:
         handoff = Handoff(
             partial(PeerConnection, local), self._service.emit, local.worker_id, time.monotonic
         )
-        config = self._scheduler_config(model, address)
+        config = scheduler_config(self._boot, model, address)
         engine = Engine(
             Scheduler(config, model.arena.generations),
             model.runner,
@@ -153,27 +153,6 @@ class WorkerProcess:
         identity = Identity(info, model.compat, host, data.endpoints)
         self._service.bind(Serving(engine, data, identity))
         return _Parts(server, engine, handoff, data, model, info, fallbacks)
-
-    def _scheduler_config(self, model: LoadedModel, address: str) -> SchedulerConfig:
-        batch, limit = self._boot.spec.batch, self._boot.spec.model.max_len
-        longest = model.config.max_len
-        return SchedulerConfig(
-            role=self._boot.role,
-            worker_id=self._boot.worker_id,
-            epoch=self._boot.epoch,
-            address=address,
-            total_blocks=model.blocks,
-            block_size=model.layout.block_size,
-            chunk_tokens=batch.chunk_tokens,
-            max_running=batch.max_running,
-            max_queued_tokens=batch.max_queued_tokens,
-            max_model_len=min(limit, longest) if limit else longest,
-            vocab_size=model.config.vocab_size,
-            eos_ids=frozenset(model.config.eos_ids),
-            lease_s=self._boot.spec.timeouts.lease_s,
-            model_digest=model.compat.model_digest,
-            kv_variant=model.compat.kv_variant,
-        )
 
     def _deliver(self, handoff: Handoff, output: StepOutput) -> None:
         """The engine's sink, on its thread: tokens first, then blocks for the movers."""

@@ -3,19 +3,18 @@
 import queue
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from actors.boot import WorkerBoot
-from actors.loaded import load
+from actors.loaded import load, scheduler_config
 from benchmarks.measure import Run, Timing
 from core.ids import AttemptKey, Epoch, RequestId, WorkerId
 from core.messages import Prefill, Role, Sampling, StepEvents
 from core.ports import StepOutput
 from core.spec import ClusterSpec
 from engine.loop import Engine
-from engine.policy.config import SchedulerConfig
 from engine.policy.scheduler import Scheduler
 
 OWNER = "benchmark"
@@ -35,27 +34,15 @@ class InProcess:
 
     def __init__(self, spec: ClusterSpec, threads: int) -> None:
         torch.set_num_threads(threads)
+        spec = replace(
+            spec,
+            batch=replace(spec.batch, max_queued_tokens=1 << 30),
+            timeouts=replace(spec.timeouts, lease_s=1e9),
+        )
         boot = WorkerBoot(WorkerId("bare"), Role.HYBRID, Epoch(1), spec, threads, spec.kv.blocks)
         self._model = model = load(boot, lambda phase: None)
-        config = SchedulerConfig(
-            role=Role.HYBRID,
-            worker_id=boot.worker_id,
-            epoch=boot.epoch,
-            address="",
-            total_blocks=model.blocks,
-            block_size=model.layout.block_size,
-            chunk_tokens=spec.batch.chunk_tokens,
-            max_running=spec.batch.max_running,
-            max_queued_tokens=1 << 30,
-            max_model_len=model.config.max_len,
-            vocab_size=model.config.vocab_size,
-            eos_ids=frozenset(model.config.eos_ids),
-            lease_s=1e9,
-            model_digest=model.compat.model_digest,
-            kv_variant=model.compat.kv_variant,
-        )
         self._outputs: queue.SimpleQueue[tuple[float, StepOutput]] = queue.SimpleQueue()
-        scheduler = Scheduler(config, model.arena.generations)
+        scheduler = Scheduler(scheduler_config(boot, model, address=""), model.arena.generations)
         self._engine = Engine(scheduler, model.runner, model.layout, time.monotonic, self._sink)
         self._engine.start()
         self._next = 0

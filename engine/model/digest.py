@@ -6,14 +6,16 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 
-from engine.model.config import load_config
-from engine.model.gguf_file import stored_bytes
+from engine.model.config_file import load_config
+from engine.model.gguf_file import ggml_type, stored_bytes
 from engine.model.gguf_header import read_header
 from engine.model.refs import ModelFiles
 from engine.model.safetensors_dir import header_bytes, weight_files
 
 _SAMPLE = 8192
 """Bytes read at either end of each tensor."""
+_ROUTERS = (".gate.weight", ".shared_expert_gate.weight", ".ffn_gate_inp.weight")
+"""Matrices that are never rounded: what chooses experts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +39,8 @@ def model_digest(files: ModelFiles) -> str:
     quantisation differ.  It tells models apart; it does not prove that a download is intact.
     """
     config = replace(load_config(files), name="", bos_id=None, eos_ids=())
-    pieces = _gguf_pieces(files) if files.kind == "gguf" else _hf_pieces(files)
     digest = blake2b(repr(config).encode(), digest_size=16)
-    for piece in sorted(pieces, key=lambda p: p.name):
+    for piece in sorted(_pieces(files), key=lambda p: p.name):
         digest.update(repr((piece.name, piece.kind, piece.shape, piece.size)).encode())
         with piece.path.open("rb") as file:
             file.seek(piece.offset)
@@ -50,10 +51,22 @@ def model_digest(files: ModelFiles) -> str:
     return digest.hexdigest()
 
 
+def matrix_types(files: ModelFiles) -> set[str]:
+    """How the files store the matrices that a worker may keep in another format: "F32", "BF16",
+    "Q4_K", …  Reads headers only."""
+    pieces = _pieces(files)
+    return {p.kind for p in pieces if len(p.shape) > 1 and not p.name.endswith(_ROUTERS)}
+
+
+def _pieces(files: ModelFiles) -> Iterator[_Piece]:
+    return _gguf_pieces(files) if files.kind == "gguf" else _hf_pieces(files)
+
+
 def _gguf_pieces(files: ModelFiles) -> Iterator[_Piece]:
     for t in read_header(files.path).tensors.values():
         size = stored_bytes(t, files.name)
-        yield _Piece(t.name, f"ggml {t.type_id}", t.shape, files.path, t.offset, size)
+        kind = ggml_type(t, files.name).name
+        yield _Piece(t.name, kind, t.shape, files.path, t.offset, size)
 
 
 def _hf_pieces(files: ModelFiles) -> Iterator[_Piece]:

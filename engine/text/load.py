@@ -6,8 +6,10 @@ from typing import Any
 
 import tokenizers
 
-from engine.model.config import ModelConfig, load_config, read_json, unsupported
+from engine.model import families
+from engine.model.config_file import load_config
 from engine.model.gguf_header import read_header
+from engine.model.reading import read_json, unsupported
 from engine.model.refs import ModelFiles
 from engine.text import alphabet, gguf_vocab
 from engine.text.template import ChatTemplate
@@ -21,19 +23,19 @@ def load_tokenizer(files: ModelFiles) -> TextTokenizer:
 
 def _from_gguf(files: ModelFiles) -> TextTokenizer:
     header = read_header(files.path)
-    config, metadata = ModelConfig.from_gguf(header, files.name), header.metadata
-    backend = gguf_vocab.build(metadata, files.name)
+    config, metadata = families.from_gguf(header, files.name), header.metadata
+    vocabulary = gguf_vocab.build(metadata, files.name)
     source = metadata.get("tokenizer.chat_template")
     variables = gguf_vocab.variables(metadata)
     facts = TextFacts(
         model=files.name,
         vocab_size=config.vocab_size,
-        bos_id=gguf_vocab.bos_id(metadata, files.name),
+        bos_id=vocabulary.bos_id,
         eos_ids=frozenset(config.eos_ids),
-        to_bytes=alphabet.byte_level,
+        to_bytes=vocabulary.to_bytes,
         template=ChatTemplate(source, variables) if source else None,
     )
-    return TextTokenizer(backend, facts)
+    return TextTokenizer(vocabulary.backend, facts)
 
 
 def _from_folder(files: ModelFiles) -> TextTokenizer:

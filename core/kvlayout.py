@@ -1,7 +1,9 @@
 """Where the KV of a block lies in memory.  Pure arithmetic shared by engine and transport.
 
 Pool shape: [blocks, layers, 2 (K, V), kv_heads, block_size, head_dim].  Block-major: all layers
-of a block are contiguous, so one block is one byte range, however it travels.
+of a block are contiguous, so one block is one byte range, however it travels.  What belongs to a
+block besides its KV (how often its tokens chose which expert) lies behind it, in the same range,
+so that it stays with the block through prefix hits and hand-overs.
 """
 
 from dataclasses import dataclass, fields
@@ -10,22 +12,38 @@ from hashlib import blake2b
 from core.errors import Incompatible, Stage
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+COUNTER_BYTES = 2
 
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """Shape of one worker's KV pool, without the number of blocks."""
+    """Shape of one worker's KV pool, without the number of blocks.
+
+    expert_counters: 16-bit counters behind each block, one per MoE layer and expert.
+    """
 
     layers: int
     kv_heads: int
     block_size: int
     head_dim: int
     dtype: str
+    expert_counters: int = 0
+
+    @property
+    def page_bytes(self) -> int:
+        """K or V of one layer and head."""
+        return self.block_size * self.head_dim * DTYPE_BYTES[self.dtype]
+
+    @property
+    def kv_bytes(self) -> int:
+        """The KV of one block."""
+        return self.layers * 2 * self.kv_heads * self.page_bytes
 
     @property
     def block_bytes(self) -> int:
-        cells = self.layers * 2 * self.kv_heads * self.block_size * self.head_dim
-        return cells * DTYPE_BYTES[self.dtype]
+        """One block with its counters, padded to whole pages."""
+        pages = -(-self.expert_counters * COUNTER_BYTES // self.page_bytes)
+        return self.kv_bytes + pages * self.page_bytes
 
     @property
     def digest(self) -> int:

@@ -132,8 +132,8 @@ class Landing(Protocol):
 class ReadyBlocks:
     """Blocks of a running prefill that are final and lent out until `Engine.moved`.
 
-    last: the prefill is over; `first` then carries the sampled token, and block_ids may be
-    empty when the destination had everything.
+    last: the prefill is over; `first` then carries the sampled token, `expert_counts` those of
+    the prompt, and block_ids may be empty when the destination had everything.
     """
 
     key: AttemptKey
@@ -145,6 +145,7 @@ class ReadyBlocks:
     last: bool = False
     first: TokenEvent | None = None
     cached_tokens: int = 0
+    expert_counts: tuple[int, ...] = ()
     queue_s: float = 0.0
     prefill_s: float = 0.0
 

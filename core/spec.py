@@ -35,9 +35,25 @@ class ModelSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class WeightsSpec:
+    dtype: Literal["auto", "float32", "bfloat16", "int8", "gguf"] = _opt(
+        "auto",
+        "how matrices are stored; auto: model.dtype; int8: per output channel (lossy); gguf: as "
+        "quantised in the file",
+    )
+    share_kv: bool = _opt(
+        False, "pools of different weights take over each other's KV (lossy); else they refuse it"
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class PoolSpec:
     role: Role = field(default=Role.HYBRID, metadata={"doc": "prefill, decode or hybrid"})
     replicas: int = _opt(1, "number of workers")
+    tensor_parallel: int = _opt(1, "ranks (processes or devices) that one worker is made of")
+    weights: Literal["", "auto", "float32", "bfloat16", "int8", "gguf"] = _opt(
+        "", "weights.dtype of this pool; empty: the cluster's"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +68,12 @@ class BatchSpec:
     chunk_tokens: int = _opt(512, "most prompt tokens computed in one step")
     max_running: int = _opt(32, "most sequences decoded in one step")
     max_queued_tokens: int = _opt(16384, "prompt tokens a worker queues before it refuses")
-    threads: int = _opt(0, "torch threads per worker; 0: cores shared evenly")
+    threads: int = _opt(
+        0, "torch threads per worker, split over its ranks; 0: cores shared evenly by all ranks"
+    )
+    policy: Literal["sarathi", "splitfuse", "prefill_first", "prepack", "layered"] = _opt(
+        "sarathi", "how prompt chunks and decodes share steps; see docs/scheduling.md"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +130,7 @@ class HttpSpec:
 class ClusterSpec:
     name: str = _opt("trireme", "cluster name, unique per machine")
     model: ModelSpec = field(default_factory=ModelSpec)
+    weights: WeightsSpec = field(default_factory=WeightsSpec)
     pools: tuple[PoolSpec, ...] = (PoolSpec(Role.PREFILL, 1), PoolSpec(Role.DECODE, 1))
     kv: KVSpec = field(default_factory=KVSpec)
     batch: BatchSpec = field(default_factory=BatchSpec)
@@ -135,6 +157,10 @@ class ClusterSpec:
                 for f in fields(TimeoutSpec)
             ),
             *((f"pools[{i}].replicas", p.replicas, 0) for i, p in enumerate(self.pools)),
+            *(
+                (f"pools[{i}].tensor_parallel", p.tensor_parallel, 1)
+                for i, p in enumerate(self.pools)
+            ),
         ):
             if value < lowest:
                 raise _bad(path, f"{value} is too small; the least is {lowest}")

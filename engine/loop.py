@@ -16,7 +16,7 @@ from core.ids import AttemptKey, BlockId, Epoch, LeaseId
 from core.kvlayout import KVLayout
 from core.messages import Attach, Fault, Grant, Prefill, Reserve, WorkerReport
 from core.ports import StepOutput
-from engine.policy.plan import Plan
+from engine.policy.plan import Plan, Sampled
 from engine.policy.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ _MAX_CONSECUTIVE_FAILURES = 3
 class StepRunner(Protocol):
     """Executes a plan on a device; the answer is aligned with `plan.works`."""
 
-    def run(self, plan: Plan) -> list[int | None]: ...
+    def run(self, plan: Plan) -> list[Sampled | None]: ...
 
 
 class EngineLanding:
@@ -154,7 +154,7 @@ class Engine:
 
     def _step(self, plan: Plan) -> StepOutput:
         fault: Fault | None = None
-        sampled: list[int | None] = []
+        sampled: list[Sampled | None] = []
         try:
             sampled = self._runner.run(plan) if plan.works else []
             self._failures = 0

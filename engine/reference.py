@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.model.config import ModelConfig
-from engine.model.llama import Llama
+from engine.model.decoder import Decoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Step:
 
 
 def greedy(
-    model: Llama,
+    model: Decoder,
     config: ModelConfig,
     tokens: Sequence[int],
     max_tokens: int,
@@ -57,16 +57,18 @@ class DenseAttention:
     def __init__(self, config: ModelConfig, capacity: int, dtype: torch.dtype) -> None:
         shape = (config.layers, 2, config.kv_heads, capacity, config.head_dim)
         self._kv = torch.zeros(shape, dtype=dtype)
-        self._repeat = config.heads // config.kv_heads
+        self._config = config
         self.length = 0
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         end = self.length + len(query)
         kept = self._kv[layer, :, :, :end]
         kept[:, :, self.length :] = torch.stack((key, value)).transpose(1, 2)
-        keys, values = kept.repeat_interleave(self._repeat, dim=1)
-        scores = query.transpose(0, 1) @ keys.transpose(1, 2) * query.shape[-1] ** -0.5
-        ahead = torch.arange(end) > torch.arange(self.length, end)[:, None]
-        weights = scores.masked_fill(ahead, float("-inf")).softmax(-1, dtype=torch.float32)
+        config = self._config
+        keys, values = kept.repeat_interleave(config.heads // config.kv_heads, dim=1)
+        scores = query.transpose(0, 1) @ keys.transpose(1, 2) * config.scale
+        behind = torch.arange(self.length, end)[:, None] - torch.arange(end)
+        hidden = (behind < 0) | (behind >= (config.windows[layer] or end))
+        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1, dtype=torch.float32)
         out: Tensor = (weights.to(values.dtype) @ values).transpose(0, 1)
         return out

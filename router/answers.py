@@ -1,25 +1,34 @@
 """Pieces of text to OpenAI answers: one object, or a stream of chunks.  Pure.
 
 Extensions sit on the choice, since they describe one generation: `token_ids` and
-`prompt_token_ids` with return_token_ids, `trireme` with return_trace.  In a stream each chunk has
-the token ids that came since the one before, the choice's last chunk the other two.
+`prompt_token_ids` with return_token_ids, `trireme` with return_trace and wherever the answer is
+lossy.  In a stream each chunk has the token ids and log probabilities of the tokens that came
+since the one before, the choice's last chunk the other two.
 """
 
 from collections.abc import Sequence
 
 from core.messages import FinishReason
+from core.ports import Tokenizer
 from router.prepare import Job
-from router.schema_errors import dumps
-from router.shapes import Json, trace, usage
-from router.streaming import Piece, TextGeneration
+from router.schema_errors import Json, dumps
+from router.shapes import trace, usage
+from router.streaming import Piece, TextGeneration, TextToken
 
 
 class Answer:
     """The answer to one job; reads the generations as they are when a choice ends."""
 
-    def __init__(self, job: Job, generations: Sequence[TextGeneration], arrived: float) -> None:
+    def __init__(
+        self,
+        job: Job,
+        generations: Sequence[TextGeneration],
+        tokenizer: Tokenizer,
+        arrived: float,
+    ) -> None:
         self._job = job
         self._generations = generations
+        self._tokenizer = tokenizer
         self._arrived = arrived
         self._opened: set[int] = set()
 
@@ -29,32 +38,35 @@ class Answer:
         for index in range(len(self._generations)):
             mine = [piece for piece in pieces if piece.index == index]
             text = "".join(piece.text for piece in mine)
-            ids = tuple(token for piece in mine for token in piece.token_ids)
+            tokens = tuple(token for piece in mine for token in piece.tokens)
             finish = mine[-1].finish or FinishReason.STOP
             choice = self._job.shape.whole(index, text, finish)
-            choices.append(self._extend(choice, ids, last=True))
+            choices.append(self._extend(choice, tokens, last=True))
         body = self._envelope(self._job.shape.whole_object, choices)
-        return dumps(body | {"usage": usage(self._generations)})
+        return dumps(body | {"usage": self._counted()})
 
     def chunks(self, piece: Piece) -> bytes:
         """The server-sent events of one piece; a choice's first has its opening before it."""
-        shape, index, ids = self._job.shape, piece.index, piece.token_ids
+        shape, index, tokens = self._job.shape, piece.index, piece.tokens
         choices = []
         opening = None if index in self._opened else shape.opening(index)
         self._opened.add(index)
         if opening:
             choices.append(self._extend(opening, (), last=False))
         if piece.text:
-            choices.append(self._extend(shape.delta(index, piece.text, None), ids, last=False))
-            ids = ()
+            choices.append(self._extend(shape.delta(index, piece.text, None), tokens, last=False))
+            tokens = ()
         if piece.finish:
-            choices.append(self._extend(shape.delta(index, "", piece.finish), ids, last=True))
+            choices.append(self._extend(shape.delta(index, "", piece.finish), tokens, last=True))
         return b"".join(self._event([choice]) for choice in choices)
 
     def ending(self) -> bytes:
         """What follows the last choice: usage if asked for, and the end mark."""
         done = b"data: [DONE]\n\n"
-        return self._event([], usage(self._generations)) + done if self._usage else done
+        return self._event([], self._counted()) + done if self._usage else done
+
+    def _counted(self) -> Json:
+        return usage(self._generations, self._job.options.n)
 
     @property
     def _usage(self) -> bool:
@@ -74,14 +86,18 @@ class Answer:
             "choices": choices,
         }
 
-    def _extend(self, choice: Json, ids: tuple[int, ...], last: bool) -> Json:
+    def _extend(self, choice: Json, tokens: tuple[TextToken, ...], last: bool) -> Json:
         options, generation = self._job.options, self._generations[choice["index"]]
+        if tokens and options.sampling.logprobs is not None:
+            choice["logprobs"] = self._job.shape.logprobs(tokens, self._tokenizer.token_bytes)
         if options.return_token_ids:
-            choice["token_ids"] = ids
+            choice["token_ids"] = [token.id for token in tokens]
             if last:
                 choice["prompt_token_ids"] = generation.request.tokens
         if options.return_trace and last:
             choice["trireme"] = trace(generation.accounting, self._arrived)
+        elif last and generation.accounting.lossy:
+            choice["trireme"] = {"lossy": list(generation.accounting.lossy)}
         return choice
 
 

@@ -184,6 +184,7 @@ class Attempt:
         if not self._life.prefilled:
             self._life.prefilled = True
             accounting.cached_tokens = done.cached_tokens
+        accounting.expert_counts = done.expert_counts
         accounting.moved_blocks += done.moved_blocks
         accounting.moved_bytes += done.moved_bytes
         accounting.mover = done.mover or accounting.mover

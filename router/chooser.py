@@ -67,9 +67,11 @@ class Chooser:
             info = port.info
             report = self._reports.get(info.worker_id)
             if report is None or report.epoch != info.epoch:
-                yield WorkerView(info.worker_id, info.role, info.epoch)
+                yield WorkerView(info.worker_id, info.role, info.epoch, False, info.kv_variant)
             else:
-                yield WorkerView(info.worker_id, report.role, info.epoch, report.draining)
+                yield WorkerView(
+                    info.worker_id, report.role, info.epoch, report.draining, info.kv_variant
+                )
 
 
 def _terms(report: WorkerReport) -> tuple[object, ...]:

@@ -81,7 +81,7 @@ class Dispatcher:
         """Raises Overloaded, Unavailable or BadRequest (the id is in use) at once."""
         self._admit(request)
         accounting = Accounting(prompt_tokens=len(request.tokens))
-        output = Output(request.sampling.max_tokens)
+        output = Output(request.sampling)
         life = Life(request, next(self._tickets), self._clock, accounting, output)
         life.mark(TraceEvent.RECEIVED)
         life.move(RequestEvent.ADMIT)
@@ -128,7 +128,7 @@ class Dispatcher:
             with self._attempt(life, seats) as attempt:
                 try:
                     await attempt.offer()
-                    self._accepted(life, placement)
+                    self._accepted(life, placement, seats)
                     await attempt.stream()
                 except TriremeError as error:
                     if life.output.finish is None:
@@ -166,12 +166,15 @@ class Dispatcher:
             attempt.release()
             self._upkeep.cancel(attempt.key, attempt.legs.values())
 
-    def _accepted(self, life: Life, placement: Placement) -> None:
+    def _accepted(self, life: Life, placement: Placement, seats: Seats) -> None:
         self._line.leave(life.ticket)
         life.refused.clear()
         life.recompute_on = None
         life.accounting.prefill_worker = placement.prefill
         life.accounting.decode_worker = placement.decode
+        for info in (seats.prefill.info, seats.decode.info):
+            if info.lossy and info.lossy not in life.accounting.lossy:
+                life.accounting.lossy.append(info.lossy)
         if placement.degraded:
             self._degrade(life, placement.degraded)
 

@@ -100,7 +100,7 @@ class Exchange:
         streams = [generation.pieces(edge.generator, edge.clock) for generation in generations]
         try:
             async with aclosing(merge(streams, edge.keep_alive_s)) as pieces:
-                yield Answer(job, generations, arrived), pieces
+                yield Answer(job, generations, edge.tokenizer, arrived), pieces
         finally:
             for generation in generations:
                 edge.metrics.generation(generation, arrived)

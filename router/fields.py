@@ -88,18 +88,23 @@ class Fields:
 
     def number(self, name: str, default: float, low: float, high: float) -> float:
         value = self.get(name)
-        if value is None:
-            return default
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise wrong(self.path(name), "a number", value)
-        if not low <= value <= high:
-            raise bad(self.path(name), f"= {short(value)} is not within {low:g} and {high:g}")
-        return float(value)
+        return default if value is None else number(value, self.path(name), low, high)
 
     def array(self, name: str, most: int) -> list[object]:
         """An array of at most `most` items; empty when absent."""
         value = self.get(name)
         return [] if value is None else array(value, self.path(name), most)
+
+    def mapping(self, name: str, most: int) -> dict[str, object]:
+        """An object of at most `most` keys; empty when absent."""
+        value = self.get(name)
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            raise wrong(self.path(name), "an object", value)
+        if len(value) > most:
+            raise bad(self.path(name), f"has {len(value)} keys; the most is {most}")
+        return value
 
 
 def integer(value: object, path: str, low: int, high: int) -> int:
@@ -108,6 +113,14 @@ def integer(value: object, path: str, low: int, high: int) -> int:
     if not low <= value <= high:
         raise bad(path, f"= {short(value)} is not within {low} and {high}")
     return value
+
+
+def number(value: object, path: str, low: float, high: float) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise wrong(path, "a number", value)
+    if not low <= value <= high:
+        raise bad(path, f"= {short(value)} is not within {low:g} and {high:g}")
+    return float(value)
 
 
 def array(value: object, path: str, most: int) -> list[object]:

@@ -15,7 +15,7 @@ from core.ids import AttemptKey, WorkerId
 from core.states import REQUEST, RequestEvent, RequestState, advance
 from core.trace import TraceEvent
 from router.output import Output
-from router.request import Accounting, Generate
+from router.request import Accounting, Generate, Token
 
 _OVERTAKEN = {
     RequestState.RESERVING: RequestEvent.LOCAL,
@@ -28,12 +28,12 @@ class Channel:
     """Tokens on their way to one consumer, at most max_tokens of them; then one end."""
 
     def __init__(self) -> None:
-        self._tokens: list[int] = []
+        self._tokens: list[Token] = []
         self._open = True
         self._error: TriremeError | None = None
         self._news = asyncio.Event()
 
-    def put(self, tokens: tuple[int, ...]) -> None:
+    def put(self, tokens: tuple[Token, ...]) -> None:
         self._tokens += tokens
         self._news.set()
 
@@ -41,7 +41,7 @@ class Channel:
         self._open, self._error = False, error
         self._news.set()
 
-    async def get(self) -> tuple[int, ...]:
+    async def get(self) -> tuple[Token, ...]:
         """All tokens that came since the last call; () after the end.  Raises the error once.
 
         Needs no deadline of its own: the driver's every wait has one, and its end closes this.
@@ -96,7 +96,7 @@ class Life:
     def mark(self, event: TraceEvent) -> None:
         self.accounting.trace.mark(event, self.clock())
 
-    def deliver(self, tokens: tuple[int, ...]) -> None:
+    def deliver(self, tokens: tuple[Token, ...]) -> None:
         self.accounting.completion_tokens += len(tokens)
         self.channel.put(tokens)
 
@@ -125,7 +125,7 @@ class Running:
     def __aiter__(self) -> "Running":
         return self
 
-    async def __anext__(self) -> tuple[int, ...]:
+    async def __anext__(self) -> tuple[Token, ...]:
         try:
             tokens = await self._channel.get()
         except asyncio.CancelledError:

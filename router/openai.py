@@ -3,9 +3,9 @@
 The only place that sees a client's JSON; nothing further in checks these values again, except
 for what needs the tokenizer or the model (`router.prepare`).
 
-Ours, beyond OpenAI's: top_k, ignore_eos, stop_token_ids, cache_salt, return_token_ids,
-return_trace.  IGNORED fields may say anything.  REFUSED fields are OpenAI's that we do not serve:
-only values that ask for nothing are accepted.  Any other field is an error.
+Ours, beyond OpenAI's and those of `router.sampling`: cache_salt, return_token_ids, return_trace.
+IGNORED fields may say anything.  REFUSED fields are OpenAI's that we do not serve: only values
+that ask for nothing are accepted.  Any other field is an error.
 """
 
 import json
@@ -16,39 +16,39 @@ from typing import NamedTuple, NoReturn
 from core.errors import BadRequest
 from core.messages import Sampling
 from router.fields import Fields, array, bad, integer, wrong
+from router.sampling import (
+    INT32,
+    SAMPLING_FIELDS,
+    bad_words_of,
+    chat_logprobs,
+    completion_logprobs,
+    sampling_of,
+)
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
-MAX_STOP_IDS = 128
-MAX_PROMPTS = 128
+MAX_CHOICES = 128
 MAX_SALT_CHARS = 256
-MAX_NAME_CHARS = 512
-_INT32 = (1 << 31) - 1
 _INT64 = (1 << 63) - 1
 
 IGNORED = frozenset(
     ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
 )
-_COMMON = IGNORED | {
-    *("model", "temperature", "top_p", "top_k", "seed", "stop", "stop_token_ids", "ignore_eos"),
-    *("max_tokens", "stream", "stream_options", "cache_salt", "return_token_ids", "return_trace"),
-}
-_REFUSED: Mapping[str, Sequence[object]] = {
-    "n": (1,),
-    "logit_bias": ({},),
-    "presence_penalty": (0, 0.0),
-    "frequency_penalty": (0, 0.0),
-}
+_COMMON = (
+    IGNORED
+    | SAMPLING_FIELDS
+    | {
+        *("model", "n", "stop", "max_tokens", "stream", "stream_options"),
+        *("cache_salt", "return_token_ids", "return_trace"),
+    }
+)
 CHAT_REFUSED: Mapping[str, Sequence[object]] = {
-    **_REFUSED,
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "parallel_tool_calls": (True, False),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "response_format": ({"type": "text"},),
-    "logprobs": (False,),
-    "top_logprobs": (),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
@@ -57,14 +57,11 @@ CHAT_REFUSED: Mapping[str, Sequence[object]] = {
     "web_search_options": (),
 }
 COMPLETION_REFUSED: Mapping[str, Sequence[object]] = {
-    **_REFUSED,
-    "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
-    "logprobs": (),
 }
-_CHAT = _COMMON | {"messages", "max_completion_tokens"} | CHAT_REFUSED.keys()
-_COMPLETION = _COMMON | {"prompt"} | COMPLETION_REFUSED.keys()
+CHAT_FIELDS = _COMMON | {"messages", "max_completion_tokens", "top_logprobs"} | CHAT_REFUSED.keys()
+COMPLETION_FIELDS = _COMMON | {"prompt", "best_of"} | COMPLETION_REFUSED.keys()
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _MESSAGE_REFUSED: Mapping[str, Sequence[object]] = {
@@ -82,11 +79,13 @@ class ChatMessage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What both endpoints share.  sampling lacks its seed and max_tokens: None there says that
-    the client left the choice to us."""
+    """What both endpoints share.  sampling lacks its seed, max_tokens and bad words: they are
+    here as the client gave them, None where it left the choice to us.  n: choices per prompt."""
 
     model: str
     sampling: Sampling
+    bad_words: tuple[str, ...]
+    n: int
     seed: int | None
     max_tokens: int | None
     stops: tuple[str, ...]
@@ -114,28 +113,33 @@ class CompletionRequest:
 def parse_chat(body: bytes) -> ChatRequest:
     """Raises BadRequest naming the field."""
     fields = Fields(decode(body))
-    fields.only(_CHAT)
+    fields.only(CHAT_FIELDS)
     fields.refuse(CHAT_REFUSED)
-    messages = array(fields.required("messages"), "messages", _INT32)
+    messages = array(fields.required("messages"), "messages", INT32)
     if not messages:
         raise bad("messages", "must have at least one message")
-    longest = fields.integer("max_tokens", None, 1, _INT32)
-    completion = fields.integer("max_completion_tokens", longest, 1, _INT32)
+    longest = fields.integer("max_tokens", None, 1, INT32)
+    completion = fields.integer("max_completion_tokens", longest, 1, INT32)
     if longest not in (None, completion):
         raise bad("max_tokens", "and max_completion_tokens differ; send one of them")
     parsed = (_message(Fields(m, f"messages[{i}]")) for i, m in enumerate(messages))
-    return ChatRequest(_options(fields, completion), tuple(parsed))
+    options = _options(fields, completion, chat_logprobs(fields))
+    return ChatRequest(options, tuple(parsed))
 
 
 def parse_completion(body: bytes) -> CompletionRequest:
     """Raises BadRequest naming the field."""
     fields = Fields(decode(body))
-    fields.only(_COMPLETION)
+    fields.only(COMPLETION_FIELDS)
     fields.refuse(COMPLETION_REFUSED)
     prompts = _prompts(fields.required("prompt"))
-    return CompletionRequest(
-        _options(fields, fields.integer("max_tokens", None, 1, _INT32)), prompts
-    )
+    max_tokens = fields.integer("max_tokens", None, 1, INT32)
+    options = _options(fields, max_tokens, completion_logprobs(fields))
+    if fields.integer("best_of", options.n, 1, MAX_CHOICES) != options.n:
+        raise bad("best_of", f"must equal n, which is {options.n}; every choice is returned")
+    if len(prompts) * options.n > MAX_CHOICES:
+        raise bad("n", f"= {options.n} for each of {len(prompts)} prompts exceeds {MAX_CHOICES}")
+    return CompletionRequest(options, prompts)
 
 
 def decode(body: bytes) -> object:
@@ -162,27 +166,16 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON number")
 
 
-def _options(fields: Fields, max_tokens: int | None) -> Options:
+def _options(fields: Fields, max_tokens: int | None, logprobs: int | None) -> Options:
     model = fields.required("model")
     if not isinstance(model, str):
         raise wrong("model", "a string", model)
     stream = fields.flag("stream")
-    top_p = fields.number("top_p", 1.0, 0.0, 1.0)
-    if not top_p:
-        raise bad("top_p", "must be above 0; send temperature 0 for greedy decoding")
-    sampling = Sampling(
-        temperature=fields.number("temperature", 1.0, 0.0, 2.0),
-        top_p=top_p,
-        top_k=max(0, fields.integer("top_k", 0, -1, _INT32)),
-        stop_token_ids=tuple(
-            integer(value, f"stop_token_ids[{i}]", 0, _INT32)
-            for i, value in enumerate(fields.array("stop_token_ids", MAX_STOP_IDS))
-        ),
-        ignore_eos=fields.flag("ignore_eos"),
-    )
     return Options(
         model=model,
-        sampling=sampling,
+        sampling=sampling_of(fields, logprobs),
+        bad_words=bad_words_of(fields),
+        n=fields.integer("n", 1, 1, MAX_CHOICES),
         seed=fields.integer("seed", None, -_INT64 - 1, _INT64),
         max_tokens=max_tokens,
         stops=_stops(fields.get("stop")),
@@ -247,11 +240,11 @@ def _prompts(raw: object) -> tuple[str | tuple[int, ...], ...]:
     """A text, texts, token ids, or arrays of token ids; one kind, not mixed."""
     if isinstance(raw, str):
         return (_text(raw),)
-    items = array(raw, "prompt", _INT32)
+    items = array(raw, "prompt", INT32)
     if items and type(items[0]) is int:
         return (_ids(items, "prompt"),)
-    if not items or len(items) > MAX_PROMPTS:
-        raise bad("prompt", f"must be one to {MAX_PROMPTS} prompts, not {len(items)}")
+    if not items or len(items) > MAX_CHOICES:
+        raise bad("prompt", f"must be one to {MAX_CHOICES} prompts, not {len(items)}")
     if all(isinstance(item, str) for item in items):
         return tuple(_text(item) for item in items)
     return tuple(_ids(item, f"prompt[{i}]") for i, item in enumerate(items))
@@ -266,4 +259,4 @@ def _text(value: object) -> str:
 def _ids(value: object, path: str) -> tuple[int, ...]:
     if not isinstance(value, list) or not value:
         raise wrong(path, "a string, or a non-empty array of token ids", value)
-    return tuple(integer(item, path, 0, _INT32) for item in value)
+    return tuple(integer(item, path, 0, INT32) for item in value)

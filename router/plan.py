@@ -14,12 +14,16 @@ from core.messages import Role
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """A worker with a live session, as its last report described it."""
+    """A worker with a live session, as its last report described it.
+
+    kv_variant: KV moves between workers of the same only.
+    """
 
     worker_id: WorkerId
     role: Role
     epoch: Epoch
     draining: bool = False
+    kv_variant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +73,7 @@ def rank(
     elif demand.tokens < demand.disagg_min_tokens:
         found = _alone(decoders)
     else:
-        found = _pairs(prefillers, decoders)
+        found = _pairs(prefillers, decoders) or _alone(decoders, "incompatible_kv")
     return sorted(found, key=lambda p: _cost(p, loads, demand.tokens))
 
 
@@ -88,7 +92,8 @@ def _pairs(prefillers: Sequence[WorkerView], decoders: Sequence[WorkerView]) -> 
     return [
         Placement(p.worker_id, d.worker_id)
         for p, d in product(prefillers, decoders)
-        if p.worker_id == d.worker_id or not (p.role is Role.HYBRID and d.role is Role.HYBRID)
+        if p.worker_id == d.worker_id
+        or (p.kv_variant == d.kv_variant and {p.role, d.role} != {Role.HYBRID})
     ]
 
 

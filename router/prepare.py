@@ -4,10 +4,12 @@ Runs in a helper thread: a long prompt takes long to parse and tokenise.
 """
 
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 
 from core.errors import ModelNotFound
 from core.ids import RequestId
-from core.messages import Sampling
+from core.messages import BadWord, Sampling
+from core.ports import Tokenizer
 from router.edge import EdgeContext
 from router.fields import bad
 from router.openai import Options, parse_chat, parse_completion
@@ -22,7 +24,7 @@ _SEEDS = 1 << 63
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A request ready to run: requests[i] generates choice i."""
+    """A request ready to run: requests[i] generates choice i, options.n of them per prompt."""
 
     id: str
     created: int
@@ -80,15 +82,28 @@ def _job(
     default: int,
 ) -> Job:
     job_id = shape.id_prefix + edge.new_id()
-    _check_ids("stop_token_ids", options.sampling.stop_token_ids, edge.tokenizer.vocab_size)
-    requests = []
-    for index, (field, tokens) in enumerate(prompts):
+    asked, requests = _asked(edge.tokenizer, options), list[Generate]()
+    for field, tokens in prompts:
         _check_ids(field, tokens, edge.tokenizer.vocab_size)
         most = _budget(field, len(tokens), options.max_tokens, default, edge.max_model_len())
-        request_id = RequestId(job_id if len(prompts) == 1 else f"{job_id}-{index}")
-        sampling = _sampling(edge, options, most)
-        requests.append(Generate(request_id, tokens, sampling, options.salt))
+        if asked.min_tokens > most:
+            raise bad("min_tokens", f"= {asked.min_tokens} is more than max_tokens, {most}")
+        seed = edge.new_seed() if options.seed is None else options.seed
+        for choice in range(options.n):
+            alone = len(prompts) * options.n == 1
+            request_id = RequestId(job_id if alone else f"{job_id}-{len(requests)}")
+            sampling = replace(asked, seed=choice_seed(seed, choice), max_tokens=most)
+            requests.append(Generate(request_id, tokens, sampling, options.salt))
     return Job(job_id, int(edge.unix_time()), options, shape, tuple(requests))
+
+
+def _asked(tokenizer: Tokenizer, options: Options) -> Sampling:
+    """What all choices share: the body's parameters, checked against the vocabulary."""
+    sampling = options.sampling
+    _check_ids("stop_token_ids", sampling.stop_token_ids, tokenizer.vocab_size)
+    biased = tuple(each.token for each in sampling.logit_bias)
+    _check_ids("logit_bias", biased, tokenizer.vocab_size)
+    return replace(sampling, bad_words=_bad_words(tokenizer, options.bad_words))
 
 
 def _check_ids(field: str, ids: tuple[int, ...], vocab_size: int) -> None:
@@ -97,10 +112,25 @@ def _check_ids(field: str, ids: tuple[int, ...], vocab_size: int) -> None:
         raise bad(field, f"has token id {largest}; the model's vocabulary ends at {vocab_size - 1}")
 
 
-def _sampling(edge: EdgeContext, options: Options, max_tokens: int) -> Sampling:
-    """A negative seed becomes its residue, so that every seed is in [0, 2**63)."""
-    seed = edge.new_seed() if options.seed is None else options.seed
-    return replace(options.sampling, seed=seed % _SEEDS, max_tokens=max_tokens)
+def choice_seed(seed: int, choice: int) -> int:
+    """In [0, 2**63): a negative seed becomes its residue.  Choice 0 is what n = 1 would give."""
+    if not choice:
+        return seed % _SEEDS
+    digest = blake2b(f"{seed}/{choice}".encode(), digest_size=8, person=b"trireme.choice").digest()
+    return int.from_bytes(digest, "little") % _SEEDS
+
+
+def _bad_words(tokenizer: Tokenizer, words: tuple[str, ...]) -> tuple[BadWord, ...]:
+    """Each as it is spelled at the beginning of a text and after a space, as in vLLM."""
+    if not words:
+        return ()
+    start = len(tokenizer.encode(""))  # what the model puts before every text
+    spelled = {
+        tuple(tokenizer.encode(text)[start:]): None
+        for word in words
+        for text in (word.lstrip() or word, " " + (word.lstrip() or word))
+    }
+    return tuple(map(BadWord, spelled))
 
 
 def _budget(field: str, prompt: int, asked: int | None, default: int, longest: int) -> int:

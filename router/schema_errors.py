@@ -6,9 +6,11 @@ where it happened and whether another try makes sense.
 
 import json
 import math
-from typing import Any
+from typing import Any, TypeAlias
 
 from core.errors import BadRequest, InternalError, TriremeError
+
+Json: TypeAlias = dict[str, Any]
 
 
 class ContextLengthExceeded(BadRequest):
@@ -17,7 +19,7 @@ class ContextLengthExceeded(BadRequest):
     code = "context_length_exceeded"
 
 
-def error_body(error: TriremeError) -> dict[str, Any]:
+def error_body(error: TriremeError) -> Json:
     return {
         "error": {
             "message": error.message,
@@ -38,7 +40,7 @@ def error_headers(error: TriremeError) -> dict[str, str]:
     return {"retry-after": str(max(1, math.ceil(error.retry_after_s)))}
 
 
-def http_error_body(status: int, what: str) -> dict[str, Any]:
+def http_error_body(status: int, what: str) -> Json:
     """For what no route answers; `what` is method and path."""
     why = "does not allow this method" if status == 405 else "is not here"
     message = f"{what} {why}; see /v1/models, /v1/chat/completions, /v1/completions"

@@ -1,14 +1,14 @@
 """How the OpenAI API writes a choice, per endpoint, and what we add to it.  Pure."""
 
-from collections.abc import Iterable
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Sequence
+from typing import Protocol
 
 from core.messages import FinishReason
+from router.logprobs import TokenBytes, chat_logprobs, completion_logprobs
 from router.request import Accounting
+from router.schema_errors import Json
 from router.stages import durations
-from router.streaming import TextGeneration
-
-Json: TypeAlias = dict[str, Any]
+from router.streaming import TextGeneration, TextToken
 
 
 class Shape(Protocol):
@@ -22,6 +22,7 @@ class Shape(Protocol):
     def opening(self, index: int) -> Json | None: ...
     def delta(self, index: int, text: str, finish: FinishReason | None) -> Json: ...
     def whole(self, index: int, text: str, finish: FinishReason) -> Json: ...
+    def logprobs(self, tokens: Sequence[TextToken], spell: TokenBytes) -> Json: ...
 
 
 class ChatShape:
@@ -39,6 +40,9 @@ class ChatShape:
         message = {"role": "assistant", "content": text, "refusal": None}
         return _choice(index, {"message": message}, finish)
 
+    def logprobs(self, tokens: Sequence[TextToken], spell: TokenBytes) -> Json:
+        return chat_logprobs(tokens, spell)
+
 
 class TextShape:
     id_prefix = "cmpl-"
@@ -54,21 +58,26 @@ class TextShape:
     def whole(self, index: int, text: str, finish: FinishReason) -> Json:
         return _choice(index, {"text": text}, finish)
 
+    def logprobs(self, tokens: Sequence[TextToken], spell: TokenBytes) -> Json:
+        return completion_logprobs(tokens, spell)
+
 
 def _choice(index: int, content: Json, finish: FinishReason | None) -> Json:
     return {"index": index, **content, "logprobs": None, "finish_reason": finish}
 
 
-def usage(generations: Iterable[TextGeneration]) -> Json:
-    """Token counts over all choices."""
-    done = list(generations)
-    prompt = sum(len(g.request.tokens) for g in done)
-    completion = sum(g.completion_tokens for g in done)
+def usage(generations: Sequence[TextGeneration], n: int) -> Json:
+    """Token counts over all choices, n to a prompt, which counts once; as cached count those of
+    its tokens that no choice had to compute."""
+    prompt = sum(len(g.request.tokens) for g in generations[::n])
+    completion = sum(g.completion_tokens for g in generations)
+    each = [g.accounting.cached_tokens for g in generations]
+    cached = sum(min(each[i : i + n]) for i in range(0, len(each), n))
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": sum(g.accounting.cached_tokens for g in done)},
+        "prompt_tokens_details": {"cached_tokens": cached},
     }
 
 
@@ -82,6 +91,7 @@ def trace(accounting: Accounting, arrived: float) -> Json:
         "moved_bytes": accounting.moved_bytes,
         "attempts": accounting.attempts,
         "degraded": list(accounting.degraded),
+        "lossy": list(accounting.lossy),
         "cached_tokens": accounting.cached_tokens,
         "seconds": durations(accounting.trace, arrived),
     }

@@ -7,24 +7,34 @@ several at once.  Both modes of an answer consume the same pieces, so their text
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from core.clock import Clock
 from core.errors import InternalError, Stage
-from core.messages import FinishReason
+from core.messages import FinishReason, TokenLogprobs
 from core.ports import Tokenizer
 from router.detok import Detokenizer
-from router.request import Accounting, Generate, Generator
+from router.request import Accounting, Generate, Generator, Token
 from router.stops import StopMatcher
+
+
+class TextToken(NamedTuple):
+    """offset: whole characters before it in its output, those of a stop string included."""
+
+    id: int
+    offset: int
+    logprobs: TokenLogprobs | None
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
     """Text that can be shown, of choice `index`.  Only the last piece of a choice, the one with
-    `finish`, may have none.  token_ids: all received since the piece before."""
+    `finish`, may have none.  tokens: all received since the piece before; so a token whose text
+    is held back waits for it."""
 
     index: int
     text: str
-    token_ids: tuple[int, ...]
+    tokens: tuple[TextToken, ...]
     finish: FinishReason | None = None
 
 
@@ -32,7 +42,8 @@ class TextGeneration:
     """One generation and what the edge knows of it.  Owns it: closes it exactly once.
 
     completion_tokens counts up to the token that completed a stop string, that one included,
-    however tokens are batched.  first_at, last_at: arrival of the first and the latest token.
+    however tokens are batched.  Stop strings are not looked for in the first min_tokens tokens.
+    first_at, last_at: arrival of the first and the latest token.
     """
 
     def __init__(
@@ -46,7 +57,8 @@ class TextGeneration:
         self.last_at: float | None = None
         self._detok = Detokenizer(tokenizer)
         self._stops = StopMatcher(stops)
-        self._fresh: list[int] = []
+        self._fresh: list[TextToken] = []
+        self._characters = 0
 
     async def pieces(self, generator: Generator, clock: Clock) -> AsyncGenerator[Piece, None]:
         """Ends after the piece with `finish`, or raises what the generation raises.
@@ -57,9 +69,9 @@ class TextGeneration:
         generation = await generator.generate(self.request)
         self.accounting = generation.accounting
         try:
-            async for ids in generation:
+            async for tokens in generation:
                 self._stamp(clock())
-                last = self._take(ids)
+                last = self._take(tokens)
                 if last.finish:
                     break
                 if last.text:
@@ -75,12 +87,15 @@ class TextGeneration:
         self.first_at = now if self.first_at is None else self.first_at
         self.last_at = now
 
-    def _take(self, ids: Sequence[int]) -> Piece:
+    def _take(self, tokens: Sequence[Token]) -> Piece:
         text = ""
-        for token in ids:
+        for token in tokens:
             self.completion_tokens += 1
-            self._fresh.append(token)
-            text += self._stops.push(self._detok.push((token,)))
+            self._fresh.append(TextToken(token.id, self._characters, token.logprobs))
+            fresh = self._detok.push((token.id,))
+            self._characters += len(fresh)
+            early = self.completion_tokens <= self.request.sampling.min_tokens
+            text += fresh if early else self._stops.push(fresh)
             if self._stops.hit:
                 return self._piece(text, FinishReason.STOP)
         return self._piece(text, None)

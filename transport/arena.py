@@ -4,8 +4,9 @@
     ┌──────────────────────┬────────┬─────────┬─────────┬───
     │ generation × blocks  │ beacon │ block 0 │ block 1 │ …
     └──────────────────────┴────────┴─────────┴─────────┴───
-The memfd is sealed after the owner mapped it: nobody can resize it (so no reader gets SIGBUS) and
-nobody can map it writable again.  The pages live until the last mapping of them goes.
+The memfd is sealed after its owner, all ranks of it, mapped it: nobody can resize it (so no
+reader gets SIGBUS) and nobody can map it writable again.  The pages live until the last mapping
+of them goes.
 """
 
 import fcntl
@@ -13,9 +14,10 @@ import logging
 import mmap
 import os
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from core.errors import ConfigError, Stage, TransferFailed
+from core.errors import ConfigError, Stage, TransferFailed, TriremeError
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +98,10 @@ class PeerArena(_Mapping):
     """Somebody else's arena, read-only."""
 
 
+class RankArena(_Mapping):
+    """The arena of this process's worker, made by the leader of its gang; writable."""
+
+
 class MemfdArena(_Mapping):
     """This process's own arena.  Generations start at 0; blocks are zero."""
 
@@ -105,18 +111,33 @@ class MemfdArena(_Mapping):
         self._table[geometry.blocks] = secrets.randbits(64)
 
     @classmethod
-    def create(cls, blocks: int, block_bytes: int, populate: bool = True) -> "MemfdArena":
-        """Reserve and, with populate, touch all pages.  Raises ConfigError when memory lacks."""
+    def create(
+        cls,
+        blocks: int,
+        block_bytes: int,
+        populate: bool = True,
+        share: Callable[[int], None] | None = None,
+    ) -> "MemfdArena":
+        """Reserve and, with populate, touch all pages.  Raises ConfigError when memory lacks.
+
+        share: called with the descriptor while it can be mapped for writing; returns when the
+        other ranks of the owner have done so (`map_rank`).
+        """
         geometry = Geometry(blocks, block_bytes)
         fd = os.memfd_create("trireme-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(fd, geometry.total_bytes)
             mapping = mmap.mmap(fd, geometry.total_bytes, flags=mmap.MAP_SHARED)
+            if share is not None:
+                share(fd)
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
             _advise(mapping, mmap.MADV_HUGEPAGE, "huge pages")
             if populate:
                 _advise(mapping, _MADV_POPULATE_WRITE, "populating ahead")
             return cls(fd, mapping, geometry)
+        except TriremeError:
+            os.close(fd)
+            raise
         except (OSError, OverflowError, ValueError) as error:
             os.close(fd)
             raise ConfigError(
@@ -136,6 +157,14 @@ class MemfdArena(_Mapping):
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def map_rank(fd: int, geometry: Geometry) -> RankArena:
+    """Map the arena of one's own gang, before it is sealed; `fd` stays the caller's.
+
+    Raises OSError.
+    """
+    return RankArena(mmap.mmap(fd, geometry.total_bytes, flags=mmap.MAP_SHARED), geometry)
 
 
 def map_peer(fd: int, geometry: Geometry) -> PeerArena:

@@ -6,16 +6,21 @@
 The pool is a view and allocates nothing; which block belongs to whom is `engine.policy`'s say.
 """
 
+from copy import copy
+from dataclasses import replace
+
 import torch
 
 from core.errors import InternalError, Stage
-from core.kvlayout import KVLayout
+from core.kvlayout import COUNTER_BYTES, KVLayout
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class KVPool:
-    """kv: [blocks, layers, 2, kv_heads, block_size, head_dim] in the layout's dtype, contiguous.
+    """kv: [blocks, layers, 2, kv_heads, block_size, head_dim] in the layout's dtype; a block is
+    contiguous, and so is the whole where no counters follow the blocks.
+    expert_counts: [blocks, layout.expert_counters] int16.
 
     The tensor keeps the buffer exported: drop the pool before the mapping is closed.
     """
@@ -30,8 +35,22 @@ class KVPool:
                 stage=Stage.START,
             )
         shape = (layout.layers, 2, layout.kv_heads, layout.block_size, layout.head_dim)
-        dtype = DTYPES[layout.dtype]
-        count = needed // dtype.itemsize
+        whole = torch.frombuffer(buffer, dtype=torch.uint8, count=needed).view(blocks, -1)
+        counters_end = layout.kv_bytes + layout.expert_counters * COUNTER_BYTES
         self.layout = layout
         self.blocks = blocks
-        self.kv = torch.frombuffer(buffer, dtype=dtype, count=count).view(blocks, *shape)
+        self.kv = whole[:, : layout.kv_bytes].view(DTYPES[layout.dtype]).view(blocks, *shape)
+        self.expert_counts = whole[:, layout.kv_bytes : counters_end].view(torch.int16)
+
+    def of_rank(self, rank: int, size: int) -> "KVPool":
+        """The same memory as one rank of a tensor-parallel gang sees it: its own KV heads.
+
+        Experts are counted once, by rank 0; what the others count is theirs alone.
+        """
+        heads = self.layout.kv_heads // size
+        part = copy(self)
+        part.layout = replace(self.layout, kv_heads=heads)
+        part.kv = self.kv[:, :, :, rank * heads : (rank + 1) * heads]
+        if rank:
+            part.expert_counts = torch.zeros_like(self.expert_counts)
+        return part

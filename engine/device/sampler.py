@@ -1,112 +1,78 @@
 """Choosing tokens from logits, for a whole batch at once.
 
-Order as in vLLM and transformers: temperature, then top-k, then top-p over what is left.
-Tokens are ranked by (logit falling, id rising), a total order, and a token is drawn by inverting
-the cumulative distribution at one number in [0, 1) that depends on (seed, position) alone; so a
-row's token depends on nothing else in the batch.
+    logits ─▶ grammar ─▶ bans ─▶ bias ─▶ penalties ─▶ greedy: argmax
+       │             (engine.device.logits)        └▶ at random: engine.device.draw
+       └─▶ logprobs (engine.device.logprobs)
+
+Order as in vLLM.  Everything a row's token depends on is its own logits and its own `SampleAt`.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from hashlib import blake2b
+from collections.abc import Collection, Sequence
+from typing import Protocol
 
-import torch
 from torch import Tensor
 
-from engine.policy.plan import SampleAt
-
-_FIRST_WIDTH = 256
-_WIDEN = 8
-
-
-def uniform(seed: int, index: int) -> float:
-    """A number in [0, 1) with 53 random bits for output token `index` of a request."""
-    digest = blake2b(f"{seed}/{index}".encode(), digest_size=8, person=b"trireme.sampling").digest()
-    return float(int.from_bytes(digest, "little") >> 11) * 2.0**-53
+from core.errors import InternalError, Stage
+from engine.device import logits as change
+from engine.device.draw import draw
+from engine.device.logprobs import logprobs
+from engine.policy.plan import SampleAt, Sampled
 
 
-def sample(logits: Tensor, asks: Sequence[SampleAt]) -> list[int]:
-    """logits [S, vocab] float32 -> S token ids.  Temperature 0 is argmax: of equal logits the
-    lowest id."""
-    if not asks:
-        return []
-    tokens: list[int] = logits.argmax(dim=-1).tolist()
-    drawn = [i for i, ask in enumerate(asks) if ask.sampling.temperature > 0]
-    if drawn:
-        chosen = _draw(logits[drawn], _Params.of([asks[i] for i in drawn], logits.shape[-1]))
-        for i, token in zip(drawn, chosen, strict=True):
-            tokens[i] = token
-    return tokens
+class GrammarMasks(Protocol):
+    """Says what grammars allow next."""
+
+    def mask(self, asks: Sequence[SampleAt]) -> Tensor | None:
+        """int32 [S, ceil(vocab / 32)] in xgrammar's packing, each row with at least one bit set;
+        all bits in rows without a grammar.  None: no row has one."""
+        ...
 
 
-_COLDEST = 1e-6
-"""Below it float32 runs out: the quotient overflows, or the temperature itself becomes 0."""
+class Sampler:
+    """Immutable.  A batch that asks for nothing but the likeliest tokens costs one argmax."""
 
+    def __init__(self, eos_ids: Collection[int], grammar: GrammarMasks | None = None) -> None:
+        self._eos_ids = frozenset(eos_ids)
+        self._grammar = grammar
 
-@dataclass(frozen=True, slots=True)
-class _Params:
-    """Columns [S, 1]: temperature float32, top_k int64 (0 off), top_p and point float64."""
+    def sample(self, logits: Tensor, asks: Sequence[SampleAt]) -> list[Sampled]:
+        """logits [S, vocab] float32 -> S outcomes.  Temperature 0 is argmax: of equal logits the
+        lowest id.  Raises InternalError for a grammar that nobody here can follow."""
+        if not asks:
+            return []
+        steered = self._steered(logits, asks)
+        tokens: list[int] = steered.argmax(dim=-1).tolist()
+        drawn = [i for i, ask in enumerate(asks) if ask.sampling.temperature > 0]
+        if drawn:
+            for i, token in zip(drawn, draw(steered[drawn], [asks[i] for i in drawn]), strict=True):
+                tokens[i] = token
+        told = logprobs(logits, tokens, asks)
+        return [Sampled(token, told.get(i)) for i, token in enumerate(tokens)]
 
-    temperature: Tensor
-    top_k: Tensor
-    top_p: Tensor
-    point: Tensor
+    def _steered(self, logits: Tensor, asks: Sequence[SampleAt]) -> Tensor:
+        """The logits to choose from; `logits` itself where no ask changes any."""
+        bans = [change.banned(ask, self._eos_ids) for ask in asks]
+        ruled = [i for i, ask in enumerate(asks) if ask.sampling.grammar is not None]
+        biased = any(ask.sampling.logit_bias for ask in asks)
+        penalised = any(ask.sampling.penalises for ask in asks)
+        if not (ruled or any(bans) or biased or penalised):
+            return logits
+        steered = logits.clone()
+        if ruled:
+            change.restrict(steered, self._mask(asks), ruled)
+        if any(bans):
+            change.forbid(steered, bans)
+        if biased:
+            change.bias(steered, asks)
+        if penalised:
+            change.penalise(steered, asks)
+        return steered
 
-    @staticmethod
-    def of(asks: Sequence[SampleAt], vocab: int) -> "_Params":
-        def column(values: list[float] | list[int], dtype: torch.dtype) -> Tensor:
-            return torch.tensor(values, dtype=dtype)[:, None]
-
-        each = [ask.sampling for ask in asks]
-        points = [uniform(ask.sampling.seed, ask.index) for ask in asks]
-        return _Params(
-            column([max(s.temperature, _COLDEST) for s in each], torch.float32),
-            column([s.top_k if 0 < s.top_k < vocab else 0 for s in each], torch.int64),
-            column([s.top_p for s in each], torch.float64),
-            column(points, torch.float64),
-        )
-
-
-def _draw(logits: Tensor, params: _Params) -> list[int]:
-    """Ranks only as many tokens as it takes to reach every row's point: sorting a whole
-    vocabulary costs far more, and the few best tokens nearly always decide."""
-    vocab = logits.shape[-1]
-    weights = ((logits - logits.amax(-1, keepdim=True)) / params.temperature).exp_()
-    total = weights.sum(-1, keepdim=True, dtype=torch.float64)
-    keys = _rank_keys(logits)
-    width = min(vocab, max(_FIRST_WIDTH, int(params.top_k.max())))
-    while True:
-        ranked = vocab - 1 - (keys.topk(width).values & 0xFFFFFFFF)
-        mass = weights.gather(-1, ranked).cumsum(-1, dtype=torch.float64)
-        choice, decided = _invert(mass, total, params)
-        if width == vocab or bool(decided.all()):
-            tokens: list[int] = ranked.gather(-1, choice).squeeze(-1).tolist()
-            return tokens
-        width = min(vocab, width * _WIDEN)
-
-
-def _rank_keys(logits: Tensor) -> Tensor:
-    """[S, vocab] int64, all different in a row: larger for a larger logit, then for a lower id.
-
-    Reads a float's bits as an integer of the same order, which needs the negative ones flipped
-    and -0.0 made 0.0.
-    """
-    bits = (logits + 0.0).view(torch.int32)
-    ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()
-    return (ordered << 32) | torch.arange(logits.shape[-1] - 1, -1, -1)
-
-
-def _invert(mass: Tensor, total: Tensor, params: _Params) -> tuple[Tensor, Tensor]:
-    """Rank of the drawn token [S, 1], and whether the ranks at hand were enough to tell.
-
-    mass [S, W]: cumulated weights of the W best tokens; total [S, 1]: weight of all.
-    """
-    in_top_k = mass.gather(-1, (params.top_k - 1).clamp(min=0))
-    limit = torch.where(params.top_k > 0, in_top_k, total)
-    nucleus = params.top_p < 1
-    needed = params.top_p * limit
-    last = torch.searchsorted(mass, needed).clamp_(max=mass.shape[-1] - 1)
-    kept = torch.where(nucleus, mass.gather(-1, last), limit)
-    choice = torch.searchsorted(mass, params.point * kept, right=True)
-    decided = torch.where(nucleus, mass[:, -1:] >= needed, choice < mass.shape[-1])
-    return torch.minimum(choice, last), decided
+    def _mask(self, asks: Sequence[SampleAt]) -> Tensor:
+        mask = None if self._grammar is None else self._grammar.mask(asks)
+        if mask is None:
+            raise InternalError(
+                "a grammar is asked for and this worker has no masks for it; report this",
+                stage=Stage.DECODE,
+            )
+        return mask

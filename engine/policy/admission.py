@@ -8,6 +8,7 @@ from core.messages import Attach, Prefill, Reserve, Sampling
 from core.states import SequenceState
 from engine.policy.config import SchedulerConfig
 from engine.policy.holdings import Holdings
+from engine.policy.limits import objection
 
 _RETRY_S = 0.1
 """About one engine step: the soonest that blocks, slots or queue space can have come free."""
@@ -34,6 +35,7 @@ class Admission:
         """Raises Refused, BadRequest or Incompatible."""
         held, stage = self._held, Stage.PREFILL
         _check_context(held.config, job.tokens, stage)
+        _check_sampling(held.config, job.sampling, stage)
         _check_position(held.config, job.emitted, job.sampling, len(job.tokens), stage)
         _check_grant(held.config, job)
         self._check_open(job.key, stage)
@@ -52,6 +54,7 @@ class Admission:
         _check_vocabulary(config, (job.token,), Stage.ATTACH)
         if job.emitted < 1:
             raise _bad(config, Stage.ATTACH, "emitted", "an attach brings at least one token")
+        _check_sampling(config, job.sampling, Stage.ATTACH)
         _check_position(config, job.emitted, job.sampling, config.max_len, Stage.ATTACH)
 
     def promised_blocks(self) -> int:
@@ -97,6 +100,12 @@ def _check_vocabulary(config: SchedulerConfig, tokens: Sequence[int], stage: Sta
         raise _bad(
             config, stage, "prompt", f"token ids must be 0 to {config.vocab_size - 1}, not all are"
         )
+
+
+def _check_sampling(config: SchedulerConfig, sampling: Sampling, stage: Stage) -> None:
+    if (wrong := objection(sampling, config)) is not None:
+        field, why = wrong
+        raise _bad(config, stage, field, why)
 
 
 def _check_position(

@@ -14,6 +14,7 @@ Eviction happens only inside `allocate`, so free = free list + idle.
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import takewhile
 from typing import NamedTuple, Protocol
 
 from core.errors import InternalError
@@ -67,6 +68,10 @@ class BlockPool:
 
     def generations_of(self, ids: Iterable[BlockId]) -> tuple[int, ...]:
         return tuple(self._generations[b] for b in ids)
+
+    def cached_prefix(self, hashes: Iterable[BlockHash]) -> int:
+        """How many blocks `match` would find now."""
+        return sum(1 for _ in takewhile(self._index.__contains__, hashes))
 
     def match(self, hashes: Iterable[BlockHash]) -> tuple[BlockId, ...]:
         """The longest cached prefix.  The caller holds a reference to each block returned."""

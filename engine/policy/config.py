@@ -13,6 +13,7 @@ class SchedulerConfig:
 
     chunk_tokens: tokens computed in one step; decodes count too, but never push prefill out.
     max_running: sequences that decode here, leases that will become such included.
+    policy: a name in `engine.policy.policies.choose`.  layers: of the model.
     lease_s: an attempt that nobody renews for this long is dropped.
     """
 
@@ -23,6 +24,8 @@ class SchedulerConfig:
     total_blocks: int
     block_size: int
     chunk_tokens: int
+    policy: str
+    layers: int
     max_running: int
     max_queued_tokens: int
     max_model_len: int

@@ -27,7 +27,7 @@ class DecodeScheduler:
         """Oldest first, so that whoever is preempted on the way has no work in the plan yet."""
         works: list[Work] = []
         for seq in self._roster.in_state(_S.RUNNING):
-            if seq.state is _S.RUNNING and self._grow(seq):
+            if seq.state is _S.RUNNING and not seq.awaits_grammar and self._grow(seq):
                 works.append(seq.work(1, self._block_size))
         return works
 

@@ -95,6 +95,8 @@ class Holdings:
         if self.free_slots < 0:
             raise InternalError(f"{-self.free_slots} sequences more than max_running allows")
         for seq in self.roster:
+            if seq.partial and seq.state is not _S.PREFILLING:
+                raise InternalError(f"{seq.key} is {seq.state}, and between two layers")
             covered = len(seq.block_ids) * self.config.block_size
             if not seq.computed <= min(covered, len(seq.tokens)):
                 raise InternalError(

@@ -1,14 +1,14 @@
 """What a finished step changes, and what the world is told of it."""
 
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from core.errors import InternalError
 from core.messages import Event, PrefillDone, StepEvents, TokenEvent
 from core.ports import ReadyBlocks, StepOutput
 from core.states import SequenceEvent, SequenceState
 from engine.policy.holdings import Holdings
-from engine.policy.plan import Plan, Work
+from engine.policy.plan import Plan, Sampled, Work
 from engine.policy.sequence import Sequence
 from engine.policy.stop import StopRules
 
@@ -39,35 +39,37 @@ class StepRecorder:
         self._held = held
         self._rules = rules
 
-    def record(self, plan: Plan, sampled: Many[int | None], now: float) -> StepOutput:
-        """Raises InternalError unless `sampled` has a token exactly where the plan asks for one.
+    def record(self, plan: Plan, sampled: Many[Sampled | None], now: float) -> StepOutput:
+        """Raises InternalError unless `sampled` has an outcome exactly where the plan asks.
 
         Sequences that ended while the step ran are passed over: nobody hears of them again.
         """
         asked = [w.sample is not None for w in plan.works]
-        if asked != [token is not None for token in sampled]:
+        if asked != [outcome is not None for outcome in sampled]:
             raise InternalError(f"the runner sampled {sampled} for a plan that asks {asked}")
         out = _Outbox()
         flight = self._held.roster.land()
-        for seq, work, token in zip(flight, plan.works, sampled, strict=True):
+        for seq, work, outcome in zip(flight, plan.works, sampled, strict=True):
             if seq.state is not _S.DONE:
-                self._apply(seq, work, token, now, out)
+                self._apply(seq, work, outcome, now, out)
         return out.sealed()
 
     def _apply(
-        self, seq: Sequence, work: Work, token: int | None, now: float, out: _Outbox
+        self, seq: Sequence, work: Work, outcome: Sampled | None, now: float, out: _Outbox
     ) -> None:
-        seq.computed += len(work.token_ids)
+        seq.passed(work)
         self._held.roster.publish(seq)
-        if token is not None:
-            self._sampled(seq, token, now, out)
+        if outcome is not None:
+            self._sampled(seq, outcome, now, out)
         elif (blocks := self._lend(seq, whole=False)) and blocks.block_ids:
             out.ready.append(blocks)
 
-    def _sampled(self, seq: Sequence, token: int, now: float, out: _Outbox) -> None:
+    def _sampled(self, seq: Sequence, outcome: Sampled, now: float, out: _Outbox) -> None:
+        token = outcome.token
         seq.tokens.append(token)
         finish = self._rules.finish(seq.sampling, token, seq.emitted, len(seq.tokens))
-        event = TokenEvent(seq.key, seq.emitted, (token,), finish)
+        logprobs = () if outcome.logprobs is None else (outcome.logprobs,)
+        event = TokenEvent(seq.key, seq.emitted, (token,), finish, logprobs)
         seq.emitted += 1
         self._held.totals.generated_tokens += 1
         out.tokens.setdefault(seq.owner, []).append(event)
@@ -75,18 +77,17 @@ class StepRecorder:
         if first:
             seq.first_token_at = now
         if first and (seq.local or finish):
-            out.done.append((seq.owner, _prefill_done(seq, event)))
+            out.done.append((seq.owner, _prefill_done(seq, event, outcome.expert_counts)))
         if finish:
             self._held.roster.end(seq)
         elif seq.state is _S.PREFILLING and seq.local:
             seq.advance(SequenceEvent.PREFILLED)
-        elif blocks := self._lend(seq, whole=True, first=event):
+        elif blocks := self._lend(seq, whole=True):
             seq.advance(SequenceEvent.HAND_OVER)
-            out.ready.append(blocks)
+            counts = outcome.expert_counts
+            out.ready.append(replace(blocks, first=event, expert_counts=counts))
 
-    def _lend(
-        self, seq: Sequence, whole: bool, first: TokenEvent | None = None
-    ) -> ReadyBlocks | None:
+    def _lend(self, seq: Sequence, whole: bool) -> ReadyBlocks | None:
         """Lend to the mover what became final and the destination has not.  None: stays here."""
         if seq.grant is None:
             return None
@@ -104,19 +105,19 @@ class StepRecorder:
             block_ids=ids,
             generations=self._held.pool.generations_of(ids),
             last=whole,
-            first=first,
             cached_tokens=seq.cached_tokens,
             queue_s=queue_s,
             prefill_s=prefill_s,
         )
 
 
-def _prefill_done(seq: Sequence, first: TokenEvent) -> PrefillDone:
+def _prefill_done(seq: Sequence, first: TokenEvent, counts: tuple[int, ...]) -> PrefillDone:
     queue_s, prefill_s = _durations(seq)
     return PrefillDone(
         key=seq.key,
         first=first,
         cached_tokens=seq.cached_tokens,
+        expert_counts=counts,
         queue_s=queue_s,
         prefill_s=prefill_s,
     )

@@ -57,6 +57,7 @@ class Roster:
         self._pool.release(seq.block_ids)
         seq.block_ids = []
         seq.computed = 0
+        seq.partial = None
 
     def end(self, seq: Sequence) -> None:
         """The sequence is no more.  Raises InternalError if it had ended before."""

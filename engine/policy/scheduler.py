@@ -29,12 +29,12 @@ from engine.policy.admission import Admission
 from engine.policy.blocks import Generations
 from engine.policy.chain import PrefixChain
 from engine.policy.config import SchedulerConfig
-from engine.policy.decode import DecodeScheduler
+from engine.policy.grammars import GrammarPort, GrammarWatch, NoGrammars
 from engine.policy.holdings import Holdings
-from engine.policy.plan import Plan
-from engine.policy.prefill import PrefillScheduler
+from engine.policy.plan import Plan, Sampled
 from engine.policy.record import StepRecorder
 from engine.policy.sequence import Sequence as Seq
+from engine.policy.step import StepPlanner
 from engine.policy.stop import StopRules
 
 _STEP_WEIGHT = 0.2
@@ -54,12 +54,18 @@ class Scheduler:
     A key names one thing at a time: a queued or running sequence, a lease, or lent blocks.
     """
 
-    def __init__(self, config: SchedulerConfig, generations: Generations | None = None) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        generations: Generations | None = None,
+        grammars: GrammarPort | None = None,
+    ) -> None:
+        """grammars: None serves none."""
         self._config = config
         self._held = held = Holdings.empty(config, generations)
         self._admission = Admission(held)
-        self._decodes = DecodeScheduler(held.roster, held.pool, config.block_size, held.totals)
-        self._prefills = PrefillScheduler(held.roster, held.pool, config, held.totals)
+        self._steps = StepPlanner(held)
+        self._grammars = GrammarWatch(held, grammars or NoGrammars())
         self._recorder = StepRecorder(held, StopRules(config.eos_ids, config.max_len))
         self._plan: Plan | None = None
         self._planned_at = 0.0
@@ -161,9 +167,10 @@ class Scheduler:
             self._held.leases.renew(key, owner, now)
 
     def expire(self, now: float) -> StepOutput:
-        """Drop what nobody renewed for `lease_s`, and tell the owners."""
+        """Drop what nobody renewed for `lease_s` or whose grammar cannot be had, and tell the
+        owners."""
         held = self._held
-        events: list[tuple[str, Event]] = []
+        events: list[tuple[str, Event]] = [*self._grammars.end_hopeless()]
         for seq in [s for s in held.roster if s.deadline < now]:
             error: TriremeError = DeadlineExceeded(
                 f"nobody renewed this attempt for {self._config.lease_s} s; start another",
@@ -220,22 +227,19 @@ class Scheduler:
     # ---------------------------------------------------------------------------------- steps
 
     def plan(self, now: float) -> Plan:
-        """The next step: decodes first, the rest of the budget for prompt chunks, at least one
-        token of them.  An empty plan needs no `commit`.  Raises InternalError while a plan is
-        out."""
+        """The next step, composed as `config.policy` says.  An empty plan needs no `commit`.
+        Raises InternalError while a plan is out."""
         if self._plan is not None:
             raise InternalError("a step is planned while the one before is not committed")
-        decodes = self._decodes.plan()
-        budget = max(1, self._config.chunk_tokens - len(decodes))
-        chunks = self._prefills.plan(budget, self._held.free_slots, now)
-        plan = Plan((*decodes, *chunks))
+        self._grammars.look(now)
+        plan = Plan(tuple(self._steps.plan(now)))
         if plan.works:
             self._held.roster.take_off(plan.works)
             self._plan, self._planned_at = plan, now
         return plan
 
-    def commit(self, plan: Plan, sampled: Sequence[int | None], now: float) -> StepOutput:
-        """The runner executed `plan`; `sampled[i]` is the token of `plan.works[i]`, None where it
+    def commit(self, plan: Plan, sampled: Sequence[Sampled | None], now: float) -> StepOutput:
+        """The runner executed `plan`; `sampled[i]` is the outcome of `plan.works[i]`, None where it
         asks for none.  Raises InternalError if it is not the plan that is out."""
         if not plan.works:
             return StepOutput()

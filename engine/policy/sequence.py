@@ -6,7 +6,7 @@ from core.ids import AttemptKey, BlockId
 from core.messages import Grant, Sampling
 from core.states import SEQUENCE, SequenceEvent, SequenceState, advance
 from engine.policy.chain import PrefixChain
-from engine.policy.plan import SampleAt, Work
+from engine.policy.plan import LayerGroup, SampleAt, Work
 
 
 @dataclass(slots=True)
@@ -19,6 +19,9 @@ class Sequence:
     published: leading blocks of those whose hash the pool knows.
     sent: leading places of the grant that the destination has or that were lent to the mover.
     in_flight: a step that reads and writes its blocks is running.
+    partial: its last work, if its tokens have not passed all layers yet.
+    waited: it gave way once to a prompt that begins alike.
+    awaits_grammar: what its output must match is not compiled; no step for it.
     """
 
     key: AttemptKey
@@ -39,6 +42,9 @@ class Sequence:
     started_at: float | None = None
     first_token_at: float | None = None
     in_flight: bool = False
+    partial: Work | None = None
+    waited: bool = False
+    awaits_grammar: bool = False
 
     def advance(self, event: SequenceEvent) -> None:
         """Raises InternalError on an illegal move."""
@@ -53,13 +59,28 @@ class Sequence:
     def uncomputed(self) -> int:
         return len(self.tokens) - self.computed
 
-    def work(self, count: int, block_size: int) -> Work:
-        """Compute the next `count` tokens; sample if those are all there are."""
+    def work(self, count: int, block_size: int, layers: LayerGroup | None = None) -> Work:
+        """Take the next `count` tokens through these layers (None: all); sample if those are all
+        there are and the last layer is among them."""
         end = self.computed + count
+        last = end == len(self.tokens) and (layers is None or layers.is_last)
         return Work(
             key=self.key,
             token_ids=tuple(self.tokens[self.computed : end]),
             start=self.computed,
             block_ids=tuple(self.block_ids[: -(-end // block_size)]),
-            sample=SampleAt(self.sampling, self.emitted) if end == len(self.tokens) else None,
+            sample=self._sample_at() if last else None,
+            layers=layers,
         )
+
+    def passed(self, work: Work) -> None:
+        """The step over `work`, its latest, is done."""
+        self.partial = None if work.is_complete else work
+        self.computed += len(work.token_ids) if work.is_complete else 0
+
+    def _sample_at(self) -> SampleAt:
+        first = self.first_token_at is None
+        if not self.sampling.looks_back:
+            return SampleAt(self.sampling, self.emitted, first=first)
+        prompt = len(self.tokens) - self.emitted
+        return SampleAt(self.sampling, self.emitted, tuple(self.tokens), prompt, first, self.key)

@@ -7,7 +7,11 @@ from core.messages import FinishReason, Sampling
 
 @dataclass(frozen=True, slots=True)
 class StopRules:
-    """What ends a generation besides its own sampling parameters; max_len in tokens."""
+    """What ends a generation besides its own sampling parameters; max_len in tokens.
+
+    min_tokens is kept where tokens are chosen: an end that comes sooner all the same is the only
+    thing that a grammar had left to say, and ends the generation.
+    """
 
     eos_ids: frozenset[int]
     max_len: int

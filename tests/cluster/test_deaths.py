@@ -37,7 +37,7 @@ async def streams_with(
             sampling = Sampling(max_tokens=OUTPUT, ignore_eos=True)
             out: list[int] = []
             async for batch in await router.dispatcher.generate(router.request(prompt, sampling)):
-                out += batch
+                out += (token.id for token in batch)
                 arrived += len(batch)
                 if arrived >= when_streaming:
                     struck.set()

@@ -15,9 +15,18 @@ from cluster.layout import layout
 from cluster.names import worker_name
 from core.errors import ConfigError, ModelUnsupported, Unavailable, WorkerLost
 from core.messages import Role
-from core.spec import BatchSpec, ClusterSpec, FaultSpec, ModelSpec, PoolSpec, TimeoutSpec
+from core.spec import (
+    BatchSpec,
+    ClusterSpec,
+    FaultSpec,
+    KVSpec,
+    ModelSpec,
+    PoolSpec,
+    TimeoutSpec,
+)
 from core.states import WorkerState
 from tests.rig.processes import alive, children, listeners, until
+from tests.rig.tiny import tiny_model
 
 PROGRAM = "tests.cluster.launch_fake_worker:FakeWorker"
 ROOT = Path(__file__).parents[2]
@@ -46,18 +55,19 @@ def ray_runs():
 
 
 class Cluster:
-    """A supervisor of fake workers."""
+    """A supervisor of fake workers, or of real ones: then `behaviour` is the model."""
 
-    def __init__(self, name, pools=PAIR, behaviour="ok", threads=0, **timeouts):
+    def __init__(self, name, pools=PAIR, behaviour="ok", threads=0, program=PROGRAM, **timeouts):
         limits = TimeoutSpec(**({"start_s": WAIT_S} | timeouts))
         self.spec = ClusterSpec(
             name,
             ModelSpec(ref=behaviour),
-            pools,
+            pools=pools,
+            kv=KVSpec(blocks=16),
             batch=BatchSpec(threads=threads),
             timeouts=limits,
         )
-        self.supervisor = launcher.start_supervisor(self.spec, layout(self.spec, 1), PROGRAM)
+        self.supervisor = launcher.start_supervisor(self.spec, layout(self.spec, 1), program)
 
     def __enter__(self):
         return self
@@ -149,6 +159,25 @@ def test_a_silent_worker_counts_as_dead(ray_runs):
         (after,) = cluster.ready(without=before.pid).values()
         assert after.fault.code == "deadline_exceeded"
         until(lambda: not alive(before.pid), WAIT_S)
+
+
+def test_a_lost_rank_is_replaced_together_with_its_whole_worker(ray_runs, tmp_path):
+    pools, model = (PoolSpec(Role.HYBRID, tensor_parallel=2),), str(tiny_model(tmp_path))
+    with Cluster("gang", pools, model, program="actors.worker:WorkerProcess") as cluster:
+        (before,) = cluster.ready().values()
+        leader, other = before.rank_pids
+        assert leader == before.pid
+        assert {leader, other} <= children(os.getpid())
+
+        os.kill(other, signal.SIGKILL)
+
+        (after,) = cluster.ready(without=leader).values()
+        assert after.epoch > before.epoch
+        assert after.fault.code == "worker_lost"
+        assert not alive(leader)
+        assert not {leader, other} & set(after.rank_pids)
+
+    until(lambda: not any(map(alive, after.rank_pids)), WAIT_S)
 
 
 def test_a_killed_supervisor_finds_its_workers_again(ray_runs):

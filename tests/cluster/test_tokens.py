@@ -5,7 +5,8 @@ import random
 
 import pytest
 
-from core.messages import Sampling
+from core.messages import BadWord, LogitBias, Sampling
+from router.request import Token
 from tests.cluster.conftest import Start
 from tests.rig.cluster import Router
 from tests.rig.tiny import VOCAB, Oracle
@@ -93,6 +94,41 @@ def test_sampled_tokens_do_not_depend_on_the_batch(start: Start) -> None:
             assert crowd[0][0] == alone
 
     asyncio.run(run())
+
+
+STEERED = Sampling(
+    temperature=1.2,
+    min_p=0.01,
+    seed=5,
+    max_tokens=24,
+    min_tokens=24,
+    repetition_penalty=1.3,
+    presence_penalty=0.5,
+    frequency_penalty=0.5,
+    logit_bias=(LogitBias(9, 2.0),),
+    bad_words=(BadWord((9, 9)),),
+    logprobs=3,
+)
+
+
+def test_steered_sampling_and_its_logprobs_are_the_same_on_one_worker_and_across_two(
+    start: Start,
+) -> None:
+    """The second worker goes on where the first sampled one token: with its penalties."""
+
+    async def tokens(shape: str) -> list[Token]:
+        async with Router(start(**SHAPES[shape])) as router:
+            request = router.request(tuple(range(30)), STEERED)
+            return [t async for batch in await router.dispatcher.generate(request) for t in batch]
+
+    one, two = (asyncio.run(tokens(shape)) for shape in ("hybrid", "shm"))
+    assert [t.id for t in one] == [t.id for t in two]
+    assert len(one) == 24
+    for a, b in zip(one, two, strict=True):
+        assert a.logprobs is not None
+        assert b.logprobs is not None
+        assert a.logprobs.logprob == pytest.approx(b.logprobs.logprob, abs=1e-4)
+        assert [t.token for t in a.logprobs.top] == [t.token for t in b.logprobs.top]
 
 
 def greedy(max_tokens: int) -> Sampling:

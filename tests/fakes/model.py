@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from zlib import crc32
 
-from core.messages import FinishReason, Sampling
+from core.messages import FinishReason, Sampling, TokenLogprob, TokenLogprobs
 
 EOS = 0
 VOCABULARY = 61
@@ -18,6 +18,14 @@ def verdict(sampling: Sampling, token: int, index: int) -> FinishReason | None:
     if token in sampling.stop_token_ids or (token == EOS and not sampling.ignore_eos):
         return FinishReason.STOP
     return FinishReason.LENGTH if index + 1 >= sampling.max_tokens else None
+
+
+def told(sampling: Sampling, token: int) -> TokenLogprobs | None:
+    """What a worker tells of a token's probability: something only this token has."""
+    if sampling.logprobs is None:
+        return None
+    others = (TokenLogprob(token + i, -i - 1.0) for i in range(sampling.logprobs))
+    return TokenLogprobs(-token / 8, tuple(others))
 
 
 def plain(prompt: Sequence[int], sampling: Sampling) -> tuple[tuple[int, ...], FinishReason]:

@@ -15,7 +15,7 @@ from router.generation import Running
 from router.request import Accounting, Generate
 from tests.fakes import vtime
 from tests.fakes.fleet import FakeFleet, Fate, Tap
-from tests.fakes.model import plain
+from tests.fakes.model import plain, told
 from tests.fakes.worker import FakeWorker
 
 PROMPT = tuple(range(5, 15))
@@ -47,7 +47,10 @@ class Rig:
             result.accounting = generation.accounting
             async for tokens in generation:
                 assert tokens
-                result.tokens += tokens
+                assert [t.logprobs for t in tokens] == [
+                    told(request.sampling, t.id) for t in tokens
+                ]
+                result.tokens += (token.id for token in tokens)
             await assert_over(generation)
         except TriremeError as error:
             result.error = error

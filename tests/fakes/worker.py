@@ -31,7 +31,7 @@ from core.messages import (
     TokenEvent,
     WorkerReport,
 )
-from tests.fakes.model import next_token, verdict
+from tests.fakes.model import next_token, told, verdict
 
 BLOCK = 4
 
@@ -182,7 +182,8 @@ class FakeWorker:
         lease.phase = Phase.FILLED
         blocks = held.grant.blocks
         self._drop(key)
-        self._emit(PrefillDone(key, first, self.cached_tokens, blocks, blocks * 100, "memory"))
+        moved = {"moved_blocks": blocks, "moved_bytes": blocks * 100, "mover": "memory"}
+        self._emit(PrefillDone(key, first, self.cached_tokens, **moved))
 
     def _step(self, key: AttemptKey, held: Held) -> None:
         self._emit(StepEvents((self._sample(key, held),)))
@@ -192,7 +193,8 @@ class FakeWorker:
     def _sample(self, key: AttemptKey, held: Held) -> TokenEvent:
         token = next_token(held.tokens)
         finish = verdict(held.sampling, token, held.emitted)
-        event = TokenEvent(key, held.emitted, (token,), finish)
+        logprobs = told(held.sampling, token)
+        event = TokenEvent(key, held.emitted, (token,), finish, (logprobs,) if logprobs else ())
         held.tokens, held.emitted = (*held.tokens, token), held.emitted + 1
         if finish is not None:
             self._drop(key)

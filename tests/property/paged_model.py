@@ -11,10 +11,11 @@ from dataclasses import replace
 from core.ids import AttemptKey, BlockId, Epoch, RequestId, WorkerId
 from core.messages import FinishReason, Role, Sampling
 from engine.policy.config import SchedulerConfig
-from engine.policy.plan import Plan
+from engine.policy.plan import Plan, Sampled, Work
 
 VOCABULARY = 997
 UNWRITTEN = -1
+HALF_WRITTEN = -2
 
 CONFIG = SchedulerConfig(
     role=Role.HYBRID,
@@ -24,6 +25,8 @@ CONFIG = SchedulerConfig(
     total_blocks=12,
     block_size=4,
     chunk_tokens=6,
+    policy="sarathi",
+    layers=3,
     max_running=3,
     max_queued_tokens=60,
     max_model_len=40,
@@ -67,11 +70,16 @@ def plain_loop(
 
 
 class PagedModel:
-    """Memory of one worker, and the runner over it."""
+    """Memory of one worker, and the runner over it.
+
+    As in the real one, what tokens between two layers have become is kept to the next step only;
+    their cells are of no use to anybody before the last layer.
+    """
 
     def __init__(self, blocks: int, block_size: int) -> None:
         self._size = block_size
         self._memory = [[UNWRITTEN] * block_size for _ in range(blocks)]
+        self._partial: dict[AttemptKey, Work] = {}
 
     def read(self, block: BlockId) -> list[int]:
         return list(self._memory[block])
@@ -79,16 +87,25 @@ class PagedModel:
     def write(self, block: BlockId, cells: list[int]) -> None:
         self._memory[block] = list(cells)
 
-    def run(self, plan: Plan) -> list[int | None]:
-        return [self._work(w.block_ids, w.start, w.token_ids, bool(w.sample)) for w in plan.works]
+    def run(self, plan: Plan) -> list[Sampled | None]:
+        outcome = [self._work(work) for work in plan.works]
+        self._partial = {work.key: work for work in plan.works if not work.is_complete}
+        return outcome
 
-    def _work(
-        self, table: tuple[BlockId, ...], start: int, tokens: tuple[int, ...], sample: bool
-    ) -> int | None:
-        assert len(table) == -(-(start + len(tokens)) // self._size)
-        cells = [self._memory[table[p // self._size]][p % self._size] for p in range(start)]
-        for token in tokens:
-            cells.append(_cell(cells, token))
-            at = len(cells) - 1
-            self._memory[table[at // self._size]][at % self._size] = cells[-1]
-        return cells[-1] % VOCABULARY if sample else None
+    def _work(self, work: Work) -> Sampled | None:
+        assert len(work.block_ids) == -(-(work.start + len(work.token_ids)) // self._size)
+        if work.layers is not None and work.layers.start:
+            before = self._partial[work.key]
+            assert before.layers is not None
+            assert before.layers.stop == work.layers.start
+            assert (before.start, before.token_ids) == (work.start, work.token_ids)
+        cells = [self._memory[block][i] for block, i in self._places(work, range(work.start))]
+        for token in work.token_ids:
+            cells.append(_cell(cells, token) if work.is_complete else HALF_WRITTEN)
+        written = range(work.start, len(cells))
+        for (block, i), cell in zip(self._places(work, written), cells[work.start :], strict=True):
+            self._memory[block][i] = cell
+        return Sampled(cells[-1] % VOCABULARY) if work.sample else None
+
+    def _places(self, work: Work, positions: range) -> list[tuple[BlockId, int]]:
+        return [(work.block_ids[p // self._size], p % self._size) for p in positions]

@@ -8,11 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.messages import Sampling
-from engine.device.sampler import sample, uniform
+from engine.device.draw import uniform
+from engine.device.rank import best
+from engine.device.sampler import Sampler
 from engine.policy.plan import SampleAt
 
 DRAWS = 4000
 LOGITS = [2.0, -1.0, 0.5, 3.0, 0.5, -4.0, 1.5, 0.0, 2.5, -0.5]
+
+SAMPLER = Sampler(eos_ids=())
 
 SETTINGS = {
     "plain": Sampling(temperature=1.0, seed=3),
@@ -21,6 +25,9 @@ SETTINGS = {
     "top_k": Sampling(temperature=1.5, top_k=4, seed=6),
     "top_p": Sampling(temperature=1.5, top_p=0.7, seed=7),
     "top_k_then_top_p": Sampling(temperature=2.0, top_k=5, top_p=0.8, seed=8),
+    "min_p": Sampling(temperature=1.5, min_p=0.2, seed=9),
+    "min_p_then_top_p": Sampling(temperature=2.0, min_p=0.15, top_p=0.8, seed=10),
+    "all_cuts": Sampling(temperature=3.0, min_p=0.2, top_k=6, top_p=0.9, seed=11),
 }
 
 
@@ -28,6 +35,7 @@ def distribution(logits: Sequence[float], sampling: Sampling) -> dict[int, float
     """Token -> probability, by the book, in falling order of (logit, -id)."""
     order = sorted(range(len(logits)), key=lambda i: (-logits[i], i))
     scaled = torch.tensor([logits[i] for i in order], dtype=torch.float64) / sampling.temperature
+    scaled = scaled[scaled.exp() >= sampling.min_p * scaled[0].exp()]
     if sampling.top_k:
         scaled = scaled[: sampling.top_k]
     probabilities = scaled.softmax(0)
@@ -44,6 +52,10 @@ def invert(shares: dict[int, float], point: float) -> int:
         if point < total:
             return token
     return token
+
+
+def sample(logits: torch.Tensor, asks: Sequence[SampleAt]) -> list[int]:
+    return [sampled.token for sampled in SAMPLER.sample(logits, asks)]
 
 
 def draw(logits: Sequence[float], sampling: Sampling, count: int) -> list[int]:
@@ -98,6 +110,7 @@ samplings = st.builds(
     temperature=st.sampled_from([0.0, 0.05, 0.7, 1.0, 3.0, 50.0]),
     top_p=st.sampled_from([0.0, 0.1, 0.5, 0.9, 0.999, 1.0]),
     top_k=st.sampled_from([0, 1, 2, 40, 300, 999, 5000]),
+    min_p=st.sampled_from([0.0, 0.01, 0.3, 1.0]),
     seed=st.integers(-(2**63), 2**64),
 )
 asks = st.builds(SampleAt, samplings, st.integers(0, 2**20))
@@ -110,6 +123,26 @@ def batch(seed: int, rows: int, vocab: int) -> torch.Tensor:
 
 
 @settings(max_examples=60, deadline=None)
+@given(
+    rows=st.integers(1, 3),
+    vocab=st.sampled_from([1, 63, 64, 65, 700, 1024]),
+    width=st.integers(1, 30),
+    seed=st.integers(0, 999),
+    ruled_out=st.booleans(),
+)
+def test_the_best_tokens_come_by_logit_and_then_by_id(
+    rows: int, vocab: int, width: int, seed: int, ruled_out: bool
+) -> None:
+    """Whether or not whole groups are passed over, and though most logits are equal."""
+    logits = (batch(seed, rows, vocab) / 2).round()
+    if ruled_out:
+        logits[logits > -1] = float("-inf")
+    width = min(width, vocab)
+    for row, ids in zip(logits.tolist(), best(logits, width).tolist(), strict=True):
+        assert ids == sorted(range(vocab), key=lambda i: (-row[i], i))[:width]
+
+
+@settings(max_examples=60, deadline=None)
 @given(st.lists(asks, min_size=1, max_size=8), st.integers(0, 999), st.sampled_from([3, 300, 3000]))
 def test_a_row_does_not_depend_on_its_batch(some: list[SampleAt], seed: int, vocab: int) -> None:
     logits = batch(seed, len(some), vocab)
@@ -119,7 +152,7 @@ def test_a_row_does_not_depend_on_its_batch(some: list[SampleAt], seed: int, voc
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(asks, min_size=1, max_size=4), st.integers(0, 999), st.sampled_from([2, 300, 3000]))
+@given(st.lists(asks, min_size=1, max_size=4), st.integers(0, 999), st.sampled_from([2, 300, 9001]))
 def test_tokens_are_the_inverse_of_the_cumulative_distribution(
     some: list[SampleAt], seed: int, vocab: int
 ) -> None:

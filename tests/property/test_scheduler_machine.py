@@ -5,12 +5,18 @@ Output is compared with the plain loop at every token, so a block that is reused
 wrongly or left unwritten shows as a wrong token (see `paged_model`).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from core.errors import InternalError, LeaseGone, Refused
 from core.ids import AttemptKey, BlockId, WorkerId
@@ -30,7 +36,8 @@ from core.messages import (
 )
 from core.ports import ReadyBlocks, StepOutput
 from engine.policy.config import SchedulerConfig
-from engine.policy.plan import Plan
+from engine.policy.plan import Plan, Work
+from engine.policy.policies.choose import POLICIES
 from engine.policy.scheduler import Scheduler
 from tests.property.paged_model import PagedModel, config, key, plain_loop
 
@@ -74,11 +81,14 @@ class Attempt:
 
 
 class TwoWorkers(RuleBasedStateMachine):
+    policy = "sarathi"
+
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.p = Worker(config(worker_id=WorkerId("p"), max_model_len=28))
-        self.d = Worker(config(worker_id=WorkerId("d"), total_blocks=8, max_model_len=28))
+        rules = config(policy=self.policy, layers=6, max_model_len=28)
+        self.p = Worker(replace(rules, worker_id=WorkerId("p")))
+        self.d = Worker(replace(rules, worker_id=WorkerId("d"), total_blocks=8))
         self.attempts: dict[AttemptKey, Attempt] = {}
         self.writes: list[Write] = []
 
@@ -203,11 +213,18 @@ class TwoWorkers(RuleBasedStateMachine):
                 worker.scheduler.plan(self.now)
             return
         plan = worker.scheduler.plan(self.now)
-        decodes = [w for w in plan.works if w.sample and w.sample.index and len(w.token_ids) == 1]
-        assert plan.tokens <= max(worker.config.chunk_tokens, len(decodes) + 1)
+        self.check_size(plan, worker.config)
         assert len({w.key for w in plan.works}) == len(plan.works)
         assert all(not self.attempts[w.key].over for w in plan.works)
         worker.plan = plan if plan.works else None
+
+    def check_size(self, plan: Plan, rules: SchedulerConfig) -> None:
+        """In tokens times layers; what a policy may exceed its budget by is its own affair."""
+        decodes = [w for w in plan.works if w.sample and w.sample.index and len(w.token_ids) == 1]
+        cost = sum(len(w.token_ids) * depth(w, rules) for w in plan.works)
+        beyond = {"prefill_first": rules.max_model_len, "layered": len(decodes) + 1}
+        most = max(rules.chunk_tokens, len(decodes) + 1) + beyond.get(self.policy, 0)
+        assert cost <= most * rules.layers
 
     @precondition(lambda self: self.p.plan or self.d.plan)
     @rule(data=st.data())
@@ -380,5 +397,13 @@ class TwoWorkers(RuleBasedStateMachine):
             assert report.leased_blocks + report.lent_blocks + report.quarantined_blocks == 0
 
 
-TestTwoWorkers = TwoWorkers.TestCase
-TestTwoWorkers.settings = settings(max_examples=120, stateful_step_count=60, deadline=None)
+def depth(work: Work, rules: SchedulerConfig) -> int:
+    return rules.layers if work.layers is None else work.layers.stop - work.layers.start
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_two_workers(policy: str) -> None:
+    machine = type("Machine", (TwoWorkers,), {"policy": policy})
+    run_state_machine_as_test(
+        machine, settings=settings(max_examples=60, stateful_step_count=60, deadline=None)
+    )

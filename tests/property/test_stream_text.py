@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -11,6 +12,8 @@ from core.messages import FinishReason
 from router.detok import Detokenizer
 from router.stops import StopMatcher
 from tests.unit.edge_kit import (
+    CHAT,
+    COMPLETION,
     ByteTokenizer,
     chat,
     completion,
@@ -113,6 +116,71 @@ def test_streamed_and_whole_answers_equal_the_definition(
         assert [g.closes for g in generator.started] == [1, 1]
 
     asyncio.run(both())
+
+
+def entries(shown: Any) -> list[Any]:
+    """`choice.logprobs` of either endpoint as one entry per token."""
+    if shown is None:
+        return []
+    if "content" in shown:
+        return shown["content"]
+    return list(zip(*(shown[name] for name in sorted(shown)), strict=True))
+
+
+@given(
+    raw=BYTES,
+    stops=STOPS,
+    sizes=st.tuples(st.integers(1, 7), st.integers(1, 7)),
+    is_chat=st.booleans(),
+    min_tokens=st.integers(0, 5),
+)
+@settings(max_examples=60, deadline=None)
+def test_every_token_delivered_has_one_logprob_whole_or_streamed(
+    raw: bytes, stops: list[str], sizes: tuple[int, int], is_chat: bool, min_tokens: int
+) -> None:
+    path = CHAT if is_chat else COMPLETION
+    asked = {"logprobs": True, "top_logprobs": 2} if is_chat else {"logprobs": 2}
+    body = (chat if is_chat else completion)(
+        stop=stops, max_tokens=64, min_tokens=min_tokens, return_token_ids=True, **asked
+    )
+
+    async def answers(size: int) -> list[list[Any]]:
+        edge, _ = make_edge(lambda request: say(raw, size, FinishReason.LENGTH))
+        (choice,) = (await post(edge, path, body)).json()["choices"]
+        chunks = events(await post(edge, path, body | {"stream": True}))[:-1]
+        parts = [(c["token_ids"], entries(c["logprobs"])) for e in chunks for c in e["choices"]]
+        assert all(len(ids) == len(told) for ids, told in parts)
+        assert [i for ids, _ in parts for i in ids] == choice["token_ids"]
+        whole = entries(choice["logprobs"])
+        if is_chat:
+            assert [b for entry in whole for b in entry["bytes"]] == choice["token_ids"]
+        elif raw.decode(errors="ignore").encode() == raw:
+            offsets = [len(raw[:i].decode(errors="ignore")) for i in range(len(whole))]
+            assert [entry[0] for entry in whole] == offsets
+        return [whole, [entry for _, told in parts for entry in told]]
+
+    async def both() -> None:
+        first, second = [await answers(size) for size in sizes]
+        assert first[0] == first[1] == second[0] == second[1]
+
+    asyncio.run(both())
+
+
+@given(text=TEXTS, stops=STOPS.filter(bool), min_tokens=st.integers(0, 12))
+@settings(max_examples=40, deadline=None)
+def test_stop_strings_are_looked_for_after_min_tokens(
+    text: str, stops: list[str], min_tokens: int
+) -> None:
+    raw = text.encode()
+    free = raw[:min_tokens].decode(errors="ignore")
+    expected = free + cut_at_stop(text[len(free) :], stops)[0]
+
+    async def test() -> None:
+        edge, _ = make_edge(lambda request: say(raw, 3))
+        body = completion(stop=stops, max_tokens=64, min_tokens=min_tokens)
+        assert (await post(edge, COMPLETION, body)).json()["choices"][0]["text"] == expected
+
+    asyncio.run(test())
 
 
 @given(raw=BYTES, stops=STOPS.filter(bool), sizes=st.tuples(st.integers(1, 9), st.integers(1, 9)))

@@ -23,10 +23,10 @@ class Cluster:
     def __init__(self, spec: ClusterSpec, threads: int = 1) -> None:
         self.spec = spec
         self.workers: dict[str, Worker] = {}
-        for pool in spec.pools:
+        for place, pool in enumerate(spec.pools):
             for index in range(pool.replicas):
                 name = f"{pool.role}-{index}"
-                self.workers[name] = Worker(name, pool.role, spec, spec.kv.blocks, threads)
+                self.workers[name] = Worker(name, pool.role, spec, spec.kv.blocks, threads, place)
         for worker in self.workers.values():
             worker.ready()
         self.introduce()
@@ -116,7 +116,7 @@ class Router:
         generation = await self.dispatcher.generate(self.request(tokens, sampling, salt))
         out: list[int] = []
         async for batch in generation:
-            out += batch
+            out += (token.id for token in batch)
         return out, generation.accounting
 
     async def cancelled(self, request: Generate, after_s: float) -> None:

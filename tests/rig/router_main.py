@@ -8,14 +8,15 @@ import json
 import sys
 from types import SimpleNamespace
 
-from core.messages import Role, Sampling, WorkerInfo
+from core.messages import Sampling
 from core.spec import ClusterSpec, from_mapping
 from tests.rig.cluster import Router
+from tests.rig.workers import worker_info
 
 
 async def main() -> None:
     wanted = json.loads(sys.stdin.readline())
-    infos = [WorkerInfo(**{**w, "role": Role(w["role"])}) for w in wanted["workers"]]
+    infos = [worker_info(w) for w in wanted["workers"]]
     workers = {i.worker_id: SimpleNamespace(info=i, epoch=i.epoch, alive=True) for i in infos}
     spec = from_mapping(ClusterSpec, wanted["spec"])
     async with Router(SimpleNamespace(spec=spec, workers=workers), "doomed") as router:

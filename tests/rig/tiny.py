@@ -8,8 +8,11 @@ import torch
 from safetensors.torch import save_file
 
 from engine.model import refs
-from engine.model.config import load_config
-from engine.model.llama import Llama
+from engine.model.build import build_decoder
+from engine.model.config_file import load_config
+from engine.model.decoder import Decoder
+from engine.model.formats import Storage
+from engine.model.ops import TorchOps
 from engine.model.weights import load_weights
 from engine.reference import Step, greedy
 
@@ -64,13 +67,20 @@ def tiny_model(folder: Path, seed: int = 7) -> Path:
     return folder
 
 
+def decoder(path: Path, storage: Storage | None = None) -> Decoder:
+    """The model of these files in plain torch, float32."""
+    files = refs.resolve(str(path))
+    config = load_config(files)
+    weights = load_weights(files, config, torch.float32, storage)
+    return build_decoder(config, weights, TorchOps(torch.float32))
+
+
 class Oracle:
     """The plain loop over the tiny model, in the test's own process."""
 
     def __init__(self, folder: Path) -> None:
-        files = refs.resolve(str(folder))
-        self.config = load_config(files)
-        self._model = Llama(self.config, load_weights(files, self.config, torch.float32))
+        self._model = decoder(folder)
+        self.config = self._model.config
         self.steps = cache(self._steps)
 
     def tokens(self, prompt: tuple[int, ...], max_tokens: int) -> list[int]:

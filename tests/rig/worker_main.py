@@ -11,8 +11,9 @@ from dataclasses import asdict
 from actors.boot import WorkerBoot
 from actors.worker import WorkerProcess
 from core.ids import Epoch, WorkerId
-from core.messages import Role, WorkerInfo
+from core.messages import Role
 from core.spec import ClusterSpec, FaultSpec, from_mapping
+from tests.rig.workers import worker_info
 
 
 def main() -> None:
@@ -25,6 +26,7 @@ def main() -> None:
         from_mapping(ClusterSpec, wanted["spec"]),
         threads=wanted["threads"],
         blocks=wanted["blocks"],
+        pool=wanted["pool"],
     )
     worker = WorkerProcess(boot)
     answer(asdict(worker.start(lambda phase: None)))
@@ -39,8 +41,7 @@ def main() -> None:
                 worker.set_faults(tuple(FaultSpec(**rule) for rule in command["rules"]))
                 answer("")
             case "peers":
-                infos = [{**p, "role": Role(p["role"])} for p in command["peers"]]
-                worker.set_peers(tuple(WorkerInfo(**p) for p in infos))
+                worker.set_peers(tuple(map(worker_info, command["peers"])))
                 answer("")
             case "stop":
                 worker.stop()

@@ -20,6 +20,12 @@ ANSWER_S = 30.0
 _EPOCHS = count(1)
 
 
+def worker_info(told: dict[str, Any]) -> WorkerInfo:
+    """As it comes out of JSON."""
+    given = {"role": Role(told["role"]), "rank_pids": tuple(told["rank_pids"])}
+    return WorkerInfo(**told | given)
+
+
 @dataclass
 class Worker:
     """One incarnation.  `ready` waits for its start; every answer has a deadline."""
@@ -29,6 +35,7 @@ class Worker:
     spec: ClusterSpec
     blocks: int = 0
     threads: int = 1
+    pool: int = 0
     process: subprocess.Popen[bytes] = field(init=False)
     info: WorkerInfo = field(init=False)
     _unread: bytes = b""
@@ -50,6 +57,7 @@ class Worker:
                 "spec": to_mapping(self.spec),
                 "threads": self.threads,
                 "blocks": self.blocks,
+                "pool": self.pool,
             }
         )
 
@@ -59,7 +67,7 @@ class Worker:
 
     def ready(self) -> WorkerInfo:
         told = self._hear(START_S)
-        self.info = WorkerInfo(**{**told, "role": Role(told["role"])})
+        self.info = worker_info(told)
         return self.info
 
     def report(self) -> dict[str, Any]:
@@ -84,7 +92,7 @@ class Worker:
 
     def restarted(self) -> "Worker":
         """A new incarnation of a dead worker; the caller awaits `ready`."""
-        return Worker(self.worker_id, self.role, self.spec, self.blocks, self.threads)
+        return Worker(self.worker_id, self.role, self.spec, self.blocks, self.threads, self.pool)
 
     def stop(self) -> None:
         """Orderly if it still answers, else by force."""

@@ -8,8 +8,8 @@ import sys
 import numpy as np
 import pytest
 
-from core.errors import ConfigError, TransferFailed
-from transport.arena import Geometry, MemfdArena, map_peer
+from core.errors import ConfigError, TransferFailed, WorkerLost
+from transport.arena import Geometry, MemfdArena, map_peer, map_rank
 
 
 @pytest.fixture
@@ -42,6 +42,31 @@ def test_a_peer_sees_what_the_owner_writes_later(arena: MemfdArena) -> None:
     assert peer.generations[9] == 2**64 - 1
     assert peer.beacon == arena.beacon
     peer.close()
+
+
+def test_ranks_that_map_it_before_it_is_sealed_write_to_it() -> None:
+    geometry = Geometry(10, 1000)
+    ranks = []
+    arena = MemfdArena.create(10, 1000, share=lambda fd: ranks.append(map_rank(fd, geometry)))
+    ranks[0].block(3)[:] = b"x" * 1000
+    assert bytes(arena.block(3)) == b"x" * 1000
+    with pytest.raises(PermissionError):
+        map_rank(arena.fd, geometry)
+    ranks[0].close()
+    arena.close()
+
+
+def test_an_arena_whose_ranks_are_lost_is_not_made() -> None:
+    descriptors: list[int] = []
+
+    def share(fd: int) -> None:
+        descriptors.append(fd)
+        raise WorkerLost("rank 1 ended")
+
+    with pytest.raises(WorkerLost):
+        MemfdArena.create(10, 1000, share=share)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptors[0])
 
 
 def test_a_peer_cannot_write_resize_or_map_for_writing(arena: MemfdArena) -> None:

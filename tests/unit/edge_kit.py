@@ -16,7 +16,8 @@ from core.spec import HttpSpec
 from core.trace import TraceEvent
 from router.app import EdgeContext, ReadyState, create_app
 from router.metrics import EdgeMetrics
-from router.request import Accounting, Generate
+from router.request import Accounting, Generate, Token
+from tests.fakes.model import told
 
 EOS = 256
 MODEL = "org/bytes"
@@ -56,7 +57,7 @@ class Scripted:
     def __aiter__(self) -> "Scripted":
         return self
 
-    async def __anext__(self) -> tuple[int, ...]:
+    async def __anext__(self) -> tuple[Token, ...]:
         while self.steps and not self.closes:
             step = self.steps.pop(0)
             await asyncio.sleep(0)
@@ -70,7 +71,7 @@ class Scripted:
                 self.clock.advance(0.5)
                 if not self.accounting.trace.first(TraceEvent.FIRST_TOKEN):
                     self.accounting.trace.mark(TraceEvent.FIRST_TOKEN, self.clock())
-                return step
+                return tuple(Token(t, told(self.request.sampling, t)) for t in step)
         raise StopAsyncIteration
 
     async def aclose(self) -> None:

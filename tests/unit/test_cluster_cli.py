@@ -26,6 +26,7 @@ STATUS = {
             "role": "decode",
             "address": "127.0.0.1:5",
             "connected": True,
+            "lossy": "weights=int8",
             "report": to_mapping(
                 WorkerReport(
                     "decode-0",
@@ -38,7 +39,13 @@ STATUS = {
                 )
             ),
         },
-        {"worker_id": "prefill-0", "role": "prefill", "connected": False, "report": None},
+        {
+            "worker_id": "prefill-0",
+            "role": "prefill",
+            "connected": False,
+            "lossy": "",
+            "report": None,
+        },
     ],
 }
 
@@ -138,10 +145,11 @@ def test_status_shows_workers_with_load_and_what_is_not_zero(folder, capsys):
         assert cli.main(["status", "--name", "c"]) == 0
     lines = capsys.readouterr().out.splitlines()
 
-    (decode,) = [line for line in lines if "decode-0" in line]
+    decode, lossy = [line for line in lines if "decode-0" in line]
     (prefill,) = [line for line in lines if "prefill-0" in line]
     for text in ("serving", "97 of 98", " 3.1 ", "12345"):
         assert text in decode
+    assert lossy == "decode-0 is lossy: weights=int8"
     assert "unreachable" in prefill
     assert "0" not in prefill.replace("prefill-0", ""), "unknown is not idle"
     assert "router.counters.retries: 4" in lines

@@ -68,6 +68,15 @@ def test_worker_counts_make_the_pools(argv, pools):
     assert {p.role: p.replicas for p in spec_of(*argv).pools} == pools
 
 
+def test_ranks_given_as_a_flag_are_those_of_every_pool(tmp_path):
+    file = tmp_path / "c.yaml"
+    file.write_text("pools: [{role: prefill, tensor_parallel: 4}, {role: decode}]")
+
+    spec = spec_of("--config", str(file), "--tensor-parallel", "2")
+
+    assert spec.pools == (PoolSpec(Role.PREFILL, 1, 2), PoolSpec(Role.DECODE, 1, 2))
+
+
 def test_flag_wins_over_file_and_file_over_default(tmp_path):
     file = tmp_path / "c.yaml"
     file.write_text(
@@ -111,6 +120,7 @@ def test_faults_are_given_as_yaml():
         pytest.param(["--transport.mover", "rdma"], "transport.mover", id="not-a-choice"),
         pytest.param(["--hybrid", "0"], "pools", id="no-workers"),
         pytest.param(["--prefill", "-1"], "pools[0].replicas", id="negative-workers"),
+        pytest.param(["--tensor-parallel", "0"], "pools[0].tensor_parallel", id="no-ranks"),
         pytest.param(["--transport.faults", "[{onn: x}]"], "transport.faults[0].onn", id="nested"),
         pytest.param(["--transport.faults", "["], "config", id="bad-yaml"),
     ],

@@ -40,6 +40,26 @@ def test_every_replica_gets_a_distinct_id_and_all_get_the_same_threads(given_poo
     assert threads == 1 or threads * len(slots) <= cores
 
 
+def test_cores_are_shared_by_all_ranks_and_a_worker_needs_those_of_its_own():
+    split = (PoolSpec(Role.PREFILL, 1, 2), PoolSpec(Role.DECODE, 2))
+
+    slots = layout(ClusterSpec(pools=split), cores=12)
+
+    assert [(s.worker_id, s.ranks, s.threads, s.needs["CPU"], s.pool) for s in slots] == [
+        ("prefill-0", 2, 3, 6.0, 0),
+        ("decode-0", 1, 3, 3.0, 1),
+        ("decode-1", 1, 3, 3.0, 1),
+    ]
+
+
+def test_threads_of_a_worker_are_split_over_its_ranks():
+    split = (PoolSpec(Role.PREFILL, 1, 2), PoolSpec(Role.DECODE, 1, 8))
+
+    slots = layout(ClusterSpec(pools=split, batch=BatchSpec(threads=6)), cores=64)
+
+    assert [s.threads for s in slots] == [3, 1]
+
+
 @pytest.mark.parametrize(
     ("nodes", "said"),
     [

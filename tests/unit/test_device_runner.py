@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from core.errors import InternalError
 from core.ids import AttemptKey, BlockId, RequestId
 from core.messages import Sampling
+from engine.device.backend import TorchBackend
 from engine.device.pool import KVPool
-from engine.device.runner import Runner, auto_dtype, build_runner, kv_layout
-from engine.model.llama import Llama
+from engine.device.runner import Runner, auto_dtype, kv_layout
+from engine.model.decoder import Decoder
 from engine.policy.plan import Plan, SampleAt, Work
 from engine.reference import greedy
 from tests.unit.llama_help import Bench, config_of, model_of, random_tokens, smollm, twin
@@ -21,17 +22,17 @@ SAMPLED = Sampling(temperature=0.9, top_p=0.95, seed=11)
 
 
 @pytest.fixture(scope="module")
-def model() -> Llama:
+def model() -> Decoder:
     return model_of(twin())
 
 
-def expected(model: Llama, prompt: tuple[int, ...], count: int) -> list[int]:
+def expected(model: Decoder, prompt: tuple[int, ...], count: int) -> list[int]:
     return [step.token for step in greedy(model, model.config, prompt, count, ())]
 
 
 @pytest.mark.parametrize("chunk", [1, 16, 64, 512])
 @pytest.mark.parametrize("length", [1, 63, 64, 65, 530])
-def test_chunk_sizes_give_the_same_tokens(model: Llama, chunk: int, length: int) -> None:
+def test_chunk_sizes_give_the_same_tokens(model: Decoder, chunk: int, length: int) -> None:
     prompt = random_tokens(length, length)
     assert Bench(model).generate(prompt, 6, chunk) == expected(model, prompt, 6)
 
@@ -43,7 +44,7 @@ def test_chunked_smollm2_gives_the_tokens_of_the_reference() -> None:
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 16])
-def test_a_mixed_batch_of_sixteen_equals_singles(model: Llama, block_size: int) -> None:
+def test_a_mixed_batch_of_sixteen_equals_singles(model: Decoder, block_size: int) -> None:
     lengths = [1, 2, 15, 16, 17, 5, 90, 33, 48, 7, 64, 3, 120, 9, 31, 10]
     prompts = [random_tokens(i, n) for i, n in enumerate(lengths)]
     alone = []
@@ -65,7 +66,7 @@ def test_a_mixed_batch_of_sixteen_equals_singles(model: Llama, block_size: int) 
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**32), block_size=st.sampled_from([1, 2, 5, 16]))
 def test_any_schedule_over_reused_scattered_blocks_gives_the_reference_tokens(
-    model: Llama, seed: int, block_size: int
+    model: Decoder, seed: int, block_size: int
 ) -> None:
     """Sequences come, advance by random chunks in random company, and leave poison behind."""
     rng = random.Random(seed)
@@ -85,7 +86,7 @@ def test_any_schedule_over_reused_scattered_blocks_gives_the_reference_tokens(
 
 
 def test_two_sequences_read_the_same_prefix_blocks_even_in_the_step_that_writes_them(
-    model: Llama,
+    model: Decoder,
 ) -> None:
     bench = Bench(model, block_size=4)
     prefix = random_tokens(1, 8)
@@ -99,7 +100,7 @@ def test_two_sequences_read_the_same_prefix_blocks_even_in_the_step_that_writes_
     assert guest.output == expected(model, guest.prompt, 2)
 
 
-def test_only_the_cells_of_the_work_are_written(model: Llama) -> None:
+def test_only_the_cells_of_the_work_are_written(model: Decoder) -> None:
     bench = Bench(model, block_size=4, blocks=8)
     running = bench.start(random_tokens(1, 6))
     bench.step([running])
@@ -110,49 +111,35 @@ def test_only_the_cells_of_the_work_are_written(model: Llama) -> None:
     assert written.sum() == written[first].sum() * 3 // 2
 
 
-def test_no_answer_where_none_is_asked(model: Llama) -> None:
+def test_no_answer_where_none_is_asked(model: Decoder) -> None:
     bench = Bench(model)
     key = AttemptKey(RequestId("r"), 0)
     silent = Work(key, (1, 2), 0, (BlockId(0),))
     asking = Work(key, (1, 2), 0, (BlockId(1),), SampleAt(Sampling(), 0))
     assert bench.runner.run(Plan((silent,))) == [None]
-    nothing, token = bench.runner.run(Plan((silent, asking)))
+    nothing, sampled = bench.runner.run(Plan((silent, asking)))
     assert nothing is None
-    assert [token] == expected(model, (1, 2), 1)
+    assert sampled is not None
+    assert [sampled.token] == expected(model, (1, 2), 1)
 
 
-def test_an_empty_plan_has_no_answers(model: Llama) -> None:
+def test_an_empty_plan_has_no_answers(model: Decoder) -> None:
     assert Bench(model).runner.run(Plan()) == []
 
 
 @pytest.mark.parametrize("block_size", [1, 2, 16])
-def test_warm_up_leaves_the_pool_as_if_unused(model: Llama, block_size: int) -> None:
+def test_warm_up_leaves_the_pool_as_if_unused(model: Decoder, block_size: int) -> None:
     bench = Bench(model, block_size, blocks=2)
     bench.pool.kv.zero_()
     bench.runner.warm_up()
     assert not bench.pool.kv.any()
 
 
-def test_a_runner_is_built_from_weights_and_a_buffer() -> None:
-    oracle = twin()
-    config = config_of(oracle)
-    layout = kv_layout(config, 16, "float32")
-    weights = {name: tensor.clone() for name, tensor in oracle.state_dict().items()}
-    runner = build_runner(config, weights, layout, 4, memoryview(bytearray(4 * layout.block_bytes)))
-    ask = SampleAt(Sampling(), 0)
-    work = Work(AttemptKey(RequestId("r"), 0), (5, 6, 7), 0, (BlockId(2),), ask)
-    assert runner.run(Plan((work,))) == expected(model_of(oracle), (5, 6, 7), 1)
-
-
-@pytest.mark.parametrize(
-    ("layers", "dtype"), [(2, "bfloat16"), (3, "float32")], ids=["dtype", "shape"]
-)
-def test_a_pool_laid_out_for_another_model_is_refused(
-    model: Llama, layers: int, dtype: str
-) -> None:
-    layout = kv_layout(config_of(twin(num_hidden_layers=layers)), 16, dtype)
+def test_a_pool_laid_out_for_another_model_is_refused(model: Decoder) -> None:
+    layout = kv_layout(config_of(twin(num_hidden_layers=3)), 16, "float32")
+    pool = KVPool(layout, 1, memoryview(bytearray(layout.block_bytes)))
     with pytest.raises(InternalError, match="does not fit"):
-        Runner(model, KVPool(layout, 1, memoryview(bytearray(layout.block_bytes))))
+        Runner(model, pool, TorchBackend.of(torch.float32))
 
 
 @pytest.mark.parametrize(

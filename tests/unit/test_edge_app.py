@@ -12,6 +12,7 @@ from tests.unit.edge_kit import (
     COMPLETION,
     EOS,
     MODEL,
+    Scripted,
     Step,
     chat,
     completion,
@@ -163,6 +164,24 @@ def test_token_ids_and_trace_come_with_the_choice_when_asked_for(stream: bool) -
     assert (last["trireme"]["mover"], last["trireme"]["moved_bytes"]) == ("shm", 64)
     assert last["trireme"]["cached_tokens"] == 2
     assert last["trireme"]["seconds"] == {"edge": 0.25, "prefill": 0.5}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_lossy_answer_says_so_unasked(stream: bool) -> None:
+    edge, generator = make_edge()
+    start = generator.generate
+
+    async def lossy(request: Generate) -> Scripted:
+        generation = await start(request)
+        generation.accounting.lossy.append("weights=int8")
+        return generation
+
+    generator.generate = lossy  # type: ignore[method-assign]
+    answer = run(post(edge, CHAT, chat("hi", stream=stream)))
+    last = events(answer)[-2] if stream else answer.json()
+    assert last["choices"][0]["trireme"] == {"lossy": ["weights=int8"]}
+    traced = run(post(edge, CHAT, chat("hi", return_trace=True))).json()
+    assert traced["choices"][0]["trireme"]["lossy"] == ["weights=int8"]
 
 
 def test_models_are_listed_and_found_by_name() -> None:

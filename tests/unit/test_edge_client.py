@@ -113,8 +113,44 @@ def test_completions_whole_and_streamed_are_the_same(client: openai.OpenAI) -> N
     assert parts == [c.text for c in whole.choices] == [WORDS.partition("!")[0]] * 2
 
 
+def test_chat_choices_with_logprobs_whole_and_streamed_are_the_same(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"n": 2, "logprobs": True, "top_logprobs": 2, "seed": 3}
+    asked |= {"logit_bias": {"5": 1}, "presence_penalty": 0.5, "frequency_penalty": 0.5}
+    whole = client.chat.completions.create(model=MODEL, messages=ask("hi"), **asked)
+    parts: list[list[Any]] = [[], []]
+    for chunk in client.chat.completions.create(
+        model=MODEL, messages=ask("hi"), stream=True, **asked
+    ):
+        (choice,) = chunk.choices
+        parts[choice.index] += (choice.logprobs and choice.logprobs.content) or []
+    for index, choice in enumerate(whole.choices):
+        assert choice.logprobs is not None
+        assert choice.logprobs.content is not None
+        entries = [entry.model_dump() for entry in choice.logprobs.content]
+        assert [entry.model_dump() for entry in parts[index]] == entries
+        assert bytes(b for entry in entries for b in entry["bytes"]).decode() == WORDS
+        assert {len(entry["top_logprobs"]) for entry in entries} == {2}
+
+
+def test_completion_logprobs_whole_and_streamed_are_the_same(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"n": 2, "best_of": 2, "logprobs": 1, "max_tokens": 50}
+    whole = client.completions.create(model=MODEL, prompt="hi", **asked)
+    parts = [
+        {name: [] for name in ("text_offset", "token_logprobs", "tokens", "top_logprobs")}
+        for _ in range(2)
+    ]
+    for chunk in client.completions.create(model=MODEL, prompt="hi", stream=True, **asked):
+        (piece,) = chunk.choices
+        if piece.logprobs is not None:
+            for name, values in piece.logprobs.model_dump().items():
+                parts[piece.index][name] += values
+    assert [c.logprobs and c.logprobs.model_dump() for c in whole.choices] == parts
+    assert len(parts[0]["tokens"]) == len(WORDS.encode())
+
+
 def test_extensions_travel_in_extra_body(client: openai.OpenAI) -> None:
     extra = {"return_token_ids": True, "return_trace": True, "top_k": 5, "cache_salt": "t"}
+    extra |= {"min_p": 0.1, "min_tokens": 2, "repetition_penalty": 1.1, "bad_words": ["x"]}
     answer = client.completions.create(model=MODEL, prompt="hi", extra_body=extra)
     choice = answer.choices[0].model_dump()
     assert bytes(choice["token_ids"]).decode() == WORDS
@@ -127,7 +163,7 @@ def test_errors_are_the_clients_own_exceptions(client: openai.OpenAI) -> None:
         create(model="other", messages=ask("hi"))
     assert missing.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError) as refused:
-        create(model=MODEL, messages=ask("hi"), n=2)
+        create(model=MODEL, messages=ask("hi"), n=0)
     assert refused.value.param == "n"
     with pytest.raises(openai.RateLimitError) as busy:
         create(model=MODEL, messages=ask("overload"))

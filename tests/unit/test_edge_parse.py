@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.errors import BadRequest
+from core.messages import LogitBias
 from router.openai import (
     CHAT_REFUSED,
     COMPLETION_REFUSED,
@@ -17,6 +18,7 @@ from router.openai import (
     parse_chat,
     parse_completion,
 )
+from router.sampling import SAMPLING_FIELDS
 from tests.unit.edge_kit import chat, completion
 
 BIG = 10**30
@@ -44,6 +46,16 @@ def test_every_served_field_arrives() -> None:
         stop=["a", "b"],
         stop_token_ids=[1, 2],
         ignore_eos=True,
+        min_p=0.25,
+        min_tokens=2,
+        presence_penalty=-1,
+        frequency_penalty=1.5,
+        repetition_penalty=1.25,
+        logit_bias={"5": -100, "17": 2.5},
+        bad_words=["x", " y"],
+        logprobs=3,
+        n=4,
+        best_of=4,
         stream=True,
         stream_options={"include_usage": True},
         cache_salt="tenant",
@@ -54,6 +66,11 @@ def test_every_served_field_arrives() -> None:
     sampling = options.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.0, 0.5, 7)
     assert (sampling.stop_token_ids, sampling.ignore_eos) == ((1, 2), True)
+    assert (sampling.min_p, sampling.min_tokens, sampling.logprobs) == (0.25, 2, 3)
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (-1.0, 1.5)
+    assert sampling.repetition_penalty == 1.25
+    assert sampling.logit_bias == (LogitBias(5, -100.0), LogitBias(17, 2.5))
+    assert (options.bad_words, options.n) == (("x", " y"), 4)
     assert (options.seed, options.max_tokens, options.stops) == (-3, 9, ("a", "b"))
     assert (options.stream, options.include_usage, options.salt) == (True, True, "tenant")
     assert (options.return_token_ids, options.return_trace) == (True, True)
@@ -61,7 +78,9 @@ def test_every_served_field_arrives() -> None:
 
 def test_null_is_absent_for_every_optional_field() -> None:
     optional = "temperature top_p top_k seed stop stop_token_ids ignore_eos max_tokens stream "
-    optional += "stream_options cache_salt return_token_ids return_trace max_completion_tokens"
+    optional += "stream_options cache_salt return_token_ids return_trace max_completion_tokens "
+    optional += "n min_p min_tokens presence_penalty frequency_penalty repetition_penalty "
+    optional += "logit_bias bad_words logprobs top_logprobs"
     body = chat(**dict.fromkeys(optional.split()))
     assert parse_chat(raw(body)) == parse_chat(raw(chat()))
 
@@ -128,6 +147,17 @@ def test_bad_prompts_are_named(prompt: Any) -> None:
         *(("stop_token_ids", v) for v in ([True], [-1], "1", ["1"], [1] * 129)),
         *(("stream", v) for v in (1, "true")),
         *(("ignore_eos", v) for v in (0, "no")),
+        *(("n", v) for v in (0, 129, True, 1.0, "2")),
+        *(("min_p", v) for v in (-0.1, 1.1, True)),
+        *(("min_tokens", v) for v in (-1, 1.0, BIG)),
+        *(("presence_penalty", v) for v in (-2.1, 2.1, "1")),
+        *(("frequency_penalty", v) for v in (-2.1, 2.1, True)),
+        *(("repetition_penalty", v) for v in (0, -1, 11, "1")),
+        *(("logit_bias", v) for v in ([], {"a": 1}, {"-1": 1}, {"1": 101}, {"1": "1"}, {"²": 1})),
+        ("logit_bias", {str(i): 1 for i in range(1025)}),
+        *(("bad_words", v) for v in ("a", [""], [1], ["a"] * 129, ["a" * 257])),
+        *(("logprobs", v) for v in (1, "true")),
+        *(("top_logprobs", v) for v in (-1, 21, 5, True)),
         *(("cache_salt", v) for v in (5, "x" * 257)),
         ("stream_options", {"include_usage": True}),
         *(("model", v) for v in (None, 5, ["a"])),
@@ -207,9 +237,41 @@ def test_completion_fields_not_served_are_refused_by_name(name: str) -> None:
         parse_completion(raw(completion(**{name: 5})))
 
 
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, None),
+        ({"logprobs": False}, None),
+        ({"logprobs": True}, 0),
+        ({"logprobs": True, "top_logprobs": 7}, 7),
+    ],
+    ids=repr,
+)
+def test_chat_logprobs_are_a_flag_and_a_number(
+    changes: dict[str, Any], expected: int | None
+) -> None:
+    assert parse_chat(raw(chat(**changes))).options.sampling.logprobs == expected
+
+
+def test_best_of_can_only_return_all_it_makes() -> None:
+    for n, best in ((None, 1), (3, 3)):
+        parse_completion(raw(completion(n=n, best_of=best)))
+    for n, best in ((None, 2), (3, 4)):
+        with pytest.raises(BadRequest, match="must equal n") as caught:
+            parse_completion(raw(completion(n=n, best_of=best)))
+        assert caught.value.field == "best_of"
+
+
+def test_prompts_times_choices_are_bounded() -> None:
+    parse_completion(raw(completion(["a"] * 32, n=4)))
+    with pytest.raises(BadRequest, match="n = 4 for each of 33 prompts") as caught:
+        parse_completion(raw(completion(["a"] * 33, n=4)))
+    assert caught.value.field == "n"
+
+
 def test_a_boolean_is_not_a_neutral_number() -> None:
-    with pytest.raises(BadRequest, match="n = True"):
-        parse_chat(raw(chat(n=True)))
+    with pytest.raises(BadRequest, match="logprobs must be an integer"):
+        parse_completion(raw(completion(logprobs=True)))
 
 
 def test_an_unknown_field_gets_a_suggestion() -> None:
@@ -258,7 +320,8 @@ JSON = st.recursive(
     max_leaves=8,
 )
 NAMES = st.sampled_from([*chat(), *completion(), *CHAT_REFUSED, *COMPLETION_REFUSED, "seed"])
-CHANGES = st.dictionaries(NAMES | st.sampled_from(["stop", "top_k", "stream", "top_p"]), JSON)
+MORE = st.sampled_from(["stop", "stream", "n", "best_of", "top_logprobs", *sorted(SAMPLING_FIELDS)])
+CHANGES = st.dictionaries(NAMES | MORE, JSON)
 
 
 @given(changes=CHANGES, base=st.sampled_from([chat(), completion(), {}]))

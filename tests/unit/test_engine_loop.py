@@ -12,14 +12,14 @@ from core.messages import AttemptFailed, FinishReason, Prefill, Role, Sampling, 
 from core.ports import StepOutput
 from engine.loop import Engine
 from engine.policy.config import SchedulerConfig
-from engine.policy.plan import Plan
+from engine.policy.plan import Plan, Sampled
 from engine.policy.scheduler import Scheduler
 
 LIMIT_S = 10.0
 CONFIG = SchedulerConfig(
     role=Role.HYBRID, worker_id=WorkerId("w"), epoch=Epoch(1), address="a", total_blocks=32,
-    block_size=4, chunk_tokens=64, max_running=8, max_queued_tokens=1000, max_model_len=100,
-    vocab_size=50, eos_ids=frozenset(), lease_s=60.0, model_digest="m", kv_variant="v",
+    block_size=4, chunk_tokens=64, policy="sarathi", layers=1, max_running=8, max_queued_tokens=1000,
+    max_model_len=100, vocab_size=50, eos_ids=frozenset(), lease_s=60.0, model_digest="m", kv_variant="v",
 )  # fmt: skip
 
 
@@ -32,13 +32,13 @@ class Runner:
         self.entered = threading.Event()
         self.faults = 0
 
-    def run(self, plan: Plan) -> list[int | None]:
+    def run(self, plan: Plan) -> list[Sampled | None]:
         self.entered.set()
         assert self.gate.wait(LIMIT_S)
         if self.faults:
             self.faults -= 1
             raise RuntimeError("device fault")
-        return [7 if work.sample else None for work in plan.works]
+        return [Sampled(7) if work.sample else None for work in plan.works]
 
 
 class Bench:

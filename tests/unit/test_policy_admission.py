@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 
 from core.errors import BadRequest, Incompatible, Refused, Stage
-from core.ids import AttemptKey
-from core.messages import Attach, Grant, Prefill, Reserve, Sampling
+from core.ids import AttemptKey, LeaseId
+from core.messages import Attach, BadWord, Grant, LogitBias, Prefill, Reserve, Sampling
+from engine.policy.plan import Sampled
 from engine.policy.scheduler import Scheduler
 from tests.property.paged_model import CONFIG, VOCABULARY, config, key
 
@@ -123,7 +124,7 @@ def test_prefill_waits_for_movers_once_half_the_pool_is_lent() -> None:
     scheduler = Scheduler(config(total_blocks=6, chunk_tokens=64))
     prefill(scheduler, "a", 13, grant_for("a", blocks=4))
     plan = scheduler.plan(0.0)
-    (ready,) = scheduler.commit(plan, [100], 1.0).ready
+    (ready,) = scheduler.commit(plan, [Sampled(100)], 1.0).ready
     with pytest.raises(Refused, match="4 of 6 blocks wait to be moved"):
         prefill(scheduler, "b", 1)
     scheduler.moved(key("a"), ready.block_ids[:1], last=False)
@@ -155,6 +156,39 @@ def test_an_impossible_job_is_refused_by_field(job: Prefill, field: str) -> None
         scheduler.prefill(job, "owner", 0.0)
     assert caught.value.field == field
     assert not scheduler.holds(job.key)
+
+
+BEYOND = VOCABULARY
+UNFIT = {
+    "unknown-stop-token": {"stop_token_ids": (1, BEYOND)},
+    "unknown-biased-token": {"logit_bias": (LogitBias(BEYOND, 1.0),)},
+    "endless-bias": {"logit_bias": (LogitBias(1, float("inf")),)},
+    "unknown-bad-word": {"bad_words": (BadWord((1, BEYOND)),)},
+    "empty-bad-word": {"bad_words": (BadWord(()),)},
+    "negative-temperature": {"temperature": -0.1},
+    "no-number": {"temperature": float("nan")},
+    "top-p": {"top_p": 1.1},
+    "min-p": {"min_p": -0.1},
+    "more-than-max": {"min_tokens": 101},
+    "no-repetition": {"repetition_penalty": 0.0},
+    "presence": {"presence_penalty": float("nan")},
+    "frequency": {"frequency_penalty": float("-inf")},
+    "logprobs": {"logprobs": -1},
+}
+
+
+@pytest.mark.parametrize("changes", UNFIT.values(), ids=UNFIT)
+def test_sampling_that_no_step_can_follow_is_refused_by_field(changes: dict[str, object]) -> None:
+    """By both calls that bring it, so that neither can take a whole batch down."""
+    sampling = replace(LONG, **changes)  # type: ignore[arg-type]
+    scheduler = Scheduler(CONFIG)
+    job = Prefill(key("a"), (1, 2), sampling)
+    attach = Attach(key("a"), LeaseId("l"), CONFIG.epoch, 1, 1, sampling)
+    for call, message in ((scheduler.prefill, job), (scheduler.attach, attach)):
+        with pytest.raises(BadRequest) as caught:
+            call(message, "owner", 0.0)  # type: ignore[operator]
+        assert caught.value.field == next(iter(changes))
+    assert not scheduler.holds(key("a"))
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from core.messages import (
 )
 from core.ports import StepOutput
 from engine.policy.config import SchedulerConfig
+from engine.policy.plan import Sampled
 from engine.policy.scheduler import Scheduler
 from tests.property.paged_model import CONFIG, PagedModel, config, key, plain_loop
 
@@ -170,7 +171,7 @@ def test_a_cancel_during_a_step_gives_blocks_back_after_it() -> None:
     plan = bench.scheduler.plan(0.0)
     assert bench.scheduler.cancel(A)
     assert bench.report().free_blocks == CONFIG.total_blocks - 3
-    assert bench.scheduler.commit(plan, [1], 1.0) == StepOutput()
+    assert bench.scheduler.commit(plan, [Sampled(1)], 1.0) == StepOutput()
     assert bench.report().free_blocks == CONFIG.total_blocks
     assert bench.report().cached_blocks == 0
 
@@ -181,7 +182,7 @@ def test_a_key_cancelled_and_used_again_during_a_step_is_a_new_attempt() -> None
     plan = bench.scheduler.plan(0.0)
     bench.scheduler.cancel(A)
     bench.scheduler.prefill(Prefill(A, (1, 2), LONG), "router", 0.0)
-    assert bench.scheduler.commit(plan, [1], 1.0) == StepOutput()
+    assert bench.scheduler.commit(plan, [Sampled(1)], 1.0) == StepOutput()
     _, (_, tokens) = bench.step().events
     assert isinstance(tokens, StepEvents)
     assert tokens.events[0].token_ids == (plain_loop([1, 2], LONG)[0][0],)

@@ -3,55 +3,11 @@
 import pytest
 
 from core.errors import InternalError
-from core.messages import Fault, Prefill, PrefillDone, Reserve, Sampling, StepEvents, WorkerReport
-from core.ports import StepOutput
-from engine.policy.config import SchedulerConfig
-from engine.policy.plan import Plan
+from core.messages import Fault, Prefill, PrefillDone, Reserve, Sampling, StepEvents
+from engine.policy.plan import Plan, Sampled
 from engine.policy.scheduler import Scheduler
-from tests.property.paged_model import CONFIG, PagedModel, config, key, plain_loop
-
-LONG = Sampling(max_tokens=100, ignore_eos=True)
-
-
-class Bench:
-    """One worker with its model, stepped by hand."""
-
-    def __init__(self, settings: SchedulerConfig) -> None:
-        self.config = settings
-        self.scheduler = Scheduler(settings)
-        self.model = PagedModel(settings.total_blocks, settings.block_size)
-        self.now = 0.0
-        self.tokens: dict[str, list[int]] = {}
-
-    def submit(
-        self, name: str, prompt: list[int], sampling: Sampling = LONG, salt: str = ""
-    ) -> None:
-        job = Prefill(key(name), tuple(prompt), sampling, salt=salt)
-        self.scheduler.prefill(job, "owner", self.now)
-
-    def step(self) -> tuple[Plan, StepOutput]:
-        plan = self.scheduler.plan(self.now)
-        self.now += 0.5
-        output = self.scheduler.commit(plan, self.model.run(plan), self.now)
-        for _, event in output.events:
-            for token in event.events if isinstance(event, StepEvents) else ():
-                self.tokens.setdefault(token.key.request_id, []).extend(token.token_ids)
-        self.scheduler.check_integrity()
-        return plan, output
-
-    def until_idle(self) -> None:
-        for _ in range(1000):
-            if not self.step()[0].works:
-                return
-        raise AssertionError("still busy after 1000 steps")
-
-    def report(self) -> WorkerReport:
-        return self.scheduler.report(self.now)
-
-
-def shape(plan: Plan) -> list[tuple[str, int, int]]:
-    """(name, start, tokens) of each work."""
-    return [(w.key.request_id, w.start, len(w.token_ids)) for w in plan.works]
+from tests.property.paged_model import CONFIG, config, key, plain_loop
+from tests.unit.bench_help import LONG, Bench, shape
 
 
 def test_a_prompt_is_computed_in_chunks_and_only_the_last_one_samples() -> None:
@@ -161,8 +117,7 @@ def test_when_blocks_run_out_the_latest_arrival_is_preempted_and_nobody_notices(
         for _, event in output.events:
             for token in event.events if isinstance(event, StepEvents) else ():
                 order += [token.key.request_id] if token.finish else []
-    counters = {c.name: c.value for c in bench.report().counters}
-    assert counters["preemptions"] >= 2
+    assert bench.count("preemptions") >= 2
     assert order == ["a", "b", "c"]
     for name, prompt in prompts.items():
         assert bench.tokens[name] == plain_loop(prompt, LONG, bench.config)[0]
@@ -178,7 +133,7 @@ def test_a_newcomer_waits_rather_than_be_preempted_at_once() -> None:
     bench.submit("b", list(range(200, 216)), Sampling(max_tokens=3, ignore_eos=True))
     bench.until_idle()
     assert list(bench.tokens) == ["a", "b"]
-    assert {c.name: c.value for c in bench.report().counters}["preemptions"] == 0
+    assert bench.count("preemptions") == 0
 
 
 def test_a_prefill_for_another_worker_is_never_preempted() -> None:
@@ -192,7 +147,7 @@ def test_a_prefill_for_another_worker_is_never_preempted() -> None:
     plans = [shape(bench.step()[0]) for _ in range(30)]
     at = [i for i, plan in enumerate(plans) if any(name == "b" for name, _, _ in plan)]
     assert at == list(range(at[0], at[-1] + 1)), "it never pauses"
-    assert {c.name: c.value for c in bench.report().counters}["preemptions"] == 1
+    assert bench.count("preemptions") == 1
 
 
 def test_a_preempted_sequence_is_announced_and_counted_once() -> None:
@@ -215,8 +170,7 @@ def test_a_preempted_sequence_starts_again_ahead_of_newer_work() -> None:
     starts: list[str] = []
     for _ in range(60):
         starts += [w.key.request_id for w in bench.step()[0].works if len(w.token_ids) > 1]
-    counters = {c.name: c.value for c in bench.report().counters}
-    assert counters["preemptions"] >= 1
+    assert bench.count("preemptions") >= 1
     assert starts == ["mid"], "recomputed, before the newcomer could take its blocks"
     assert list(bench.tokens) == ["old", "mid", "new"]
 
@@ -240,7 +194,7 @@ def test_a_plan_must_be_committed_before_the_next_one() -> None:
     with pytest.raises(InternalError, match="not committed"):
         bench.scheduler.plan(0.0)
     with pytest.raises(InternalError, match="not the one"):
-        bench.scheduler.commit(Plan(plan.works), [1], 0.0)
+        bench.scheduler.commit(Plan(plan.works), [Sampled(1)], 0.0)
     with pytest.raises(InternalError, match="sampled"):
         bench.scheduler.commit(plan, [None], 0.0)
 

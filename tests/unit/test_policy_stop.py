@@ -22,6 +22,7 @@ STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
         (Sampling(max_tokens=9), 5, 0, 99, None),
         (Sampling(max_tokens=9), 5, 0, 100, LENGTH),
         (Sampling(max_tokens=1), 2, 0, 100, STOP),
+        (Sampling(max_tokens=9, min_tokens=5), 2, 0, 10, STOP),
     ],
     ids=[
         "goes-on",
@@ -34,6 +35,7 @@ STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
         "one-before-max-len",
         "max-len",
         "stop-wins-over-length",
+        "an-end-that-a-grammar-forced-before-min-tokens",
     ],
 )
 def test_finish(

@@ -21,13 +21,14 @@ from core.errors import (
     WorkerLost,
 )
 from core.ids import AttemptKey, Epoch, RequestId, WorkerId
-from core.messages import FinishReason, TokenEvent
+from core.messages import FinishReason, Sampling, TokenEvent, TokenLogprobs
 from router import admission, retry
 from router.generation import Channel
 from router.ledger import Ledger
 from router.line import Line
 from router.output import Output
 from router.plan import Placement
+from router.request import Token
 from tests.fakes import vtime
 
 KEY = AttemptKey(RequestId("r"), 1)
@@ -65,16 +66,24 @@ def event(index, *tokens, finish=None):
     return TokenEvent(KEY, index, tokens, finish)
 
 
+def output_of(max_tokens):
+    return Output(Sampling(max_tokens=max_tokens))
+
+
+def accept(output, event):
+    return tuple(token.id for token in output.accept(event))
+
+
 def test_partly_repeated_events_add_only_what_is_new():
-    output = Output(max_tokens=9)
-    assert output.accept(event(0, 7, 8)) == (7, 8)
-    assert output.accept(event(1, 8, 9, 10)) == (9, 10)
-    assert output.accept(event(0, 7)) == ()
+    output = output_of(9)
+    assert accept(output, event(0, 7, 8)) == (7, 8)
+    assert accept(output, event(1, 8, 9, 10)) == (9, 10)
+    assert accept(output, event(0, 7)) == ()
     assert output.tokens == [7, 8, 9, 10]
 
 
 def test_a_gap_is_an_error_and_changes_nothing():
-    output = Output(max_tokens=9)
+    output = output_of(9)
     output.accept(event(0, 7))
     with pytest.raises(TransferFailed, match="1 to 2"):
         output.accept(event(3, 9))
@@ -82,17 +91,17 @@ def test_a_gap_is_an_error_and_changes_nothing():
 
 
 def test_a_repeated_last_token_still_finishes():
-    output = Output(max_tokens=9)
+    output = output_of(9)
     output.accept(event(0, 7))
-    assert output.accept(event(0, 7, finish=FinishReason.STOP)) == ()
+    assert accept(output, event(0, 7, finish=FinishReason.STOP)) == ()
     assert output.finish is FinishReason.STOP
 
 
 def test_max_tokens_end_it_even_without_a_finish():
-    output = Output(max_tokens=2)
+    output = output_of(2)
     output.accept(event(0, 7, 8))
     assert output.finish is FinishReason.LENGTH
-    assert output.accept(event(2, 9)) == ()
+    assert accept(output, event(2, 9)) == ()
 
 
 @given(
@@ -101,18 +110,42 @@ def test_max_tokens_end_it_even_without_a_finish():
 )
 def test_any_pieces_in_any_order_give_a_prefix(whole, pieces):
     """Slices of the true output, repeated and shuffled: what is accepted is its beginning."""
-    output = Output(max_tokens=len(whole))
+    output = output_of(len(whole))
     taken = []
     for start, end in pieces:
         if not start < end <= len(whole):
             continue
         finish = FinishReason.STOP if end == len(whole) else None
         try:
-            taken += output.accept(event(start, *whole[start:end], finish=finish))
+            taken += accept(output, event(start, *whole[start:end], finish=finish))
         except TransferFailed:
             assert start > len(output.tokens)
         assert taken == output.tokens == whole[: len(taken)]
         assert (output.finish is not None) == (len(taken) == len(whole))
+
+
+def told(index, *tokens):
+    """An event whose log probabilities say which attempt they are of."""
+    return TokenEvent(KEY, index, tokens, logprobs=tuple(TokenLogprobs(-t / 10) for t in tokens))
+
+
+def test_log_probabilities_stay_with_their_token_and_the_first_of_a_position_counts():
+    output = Output(Sampling(max_tokens=9, logprobs=0))
+    first = output.accept(told(0, 7, 8))
+    again = output.accept(told(1, 5, 6))
+    assert [(t.id, t.logprobs.logprob) for t in (*first, *again)] == [
+        (7, -0.7),
+        (8, -0.8),
+        (6, -0.6),
+    ]
+
+
+def test_a_token_without_the_log_probabilities_asked_for_is_computed_again():
+    output = Output(Sampling(max_tokens=9, logprobs=0))
+    with pytest.raises(TransferFailed, match="log probabilities"):
+        output.accept(event(0, 7))
+    assert output.tokens == []
+    assert output.finish is None
 
 
 # ------------------------------------------------------------------------------ admission
@@ -261,10 +294,10 @@ def test_the_next_moves_up_when_the_first_leaves():
 def test_tokens_before_an_error_are_delivered_and_the_error_once():
     async def main():
         channel = Channel()
-        channel.put((1, 2))
-        channel.put((3,))
+        channel.put((Token(1), Token(2)))
+        channel.put((Token(3),))
         channel.close(WorkerLost("x"))
-        assert await channel.get() == (1, 2, 3)
+        assert await channel.get() == (Token(1), Token(2), Token(3))
         with pytest.raises(WorkerLost):
             await channel.get()
         assert await channel.get() == ()

@@ -57,6 +57,21 @@ def test_short_prompts_stay_on_a_decode_worker():
     assert ranked("p", tokens=7, disagg_min_tokens=8) == ["p>p!local_decode"]
 
 
+def test_workers_whose_kv_differs_are_not_paired():
+    variant = {"p": "float", "d0": "int8", "d1": "float", "h": "int8"}
+
+    def found(names):
+        views = [
+            WorkerView(WorkerId(n), ROLES[n[0]], Epoch(1), kv_variant=variant[n])
+            for n in names.split()
+        ]
+        return {(p.prefill, p.decode, p.degraded) for p in rank(views, {}, Demand(10))}
+
+    assert found("p d0 d1") == {("p", "d1", "")}
+    assert found("p d0") == {("d0", "d0", "incompatible_kv")}
+    assert found("h p d0 d1") == {("p", "d1", ""), ("h", "d0", ""), ("h", "h", "")}
+
+
 def test_turns_rotate_over_ties():
     firsts = {ranked("h0 h1 h2", turn=turn)[0] for turn in range(3)}
     assert firsts == {"h0>h0", "h1>h1", "h2>h2"}

@@ -210,7 +210,7 @@ def test_user_defined_tokens_are_never_cut_and_are_their_text(tmp_path):
 @pytest.mark.parametrize(
     ("metadata", "names"),
     [
-        pytest.param({"ggml.model": "llama"}, "tokenizer type 'llama'", id="sentencepiece"),
+        pytest.param({"ggml.model": "t5"}, "tokenizer type 't5'", id="unigram"),
         pytest.param({"ggml.model": None}, "tokenizer type None", id="no-tokenizer"),
         pytest.param({"ggml.pre": "tekken"}, "pre-tokenizer 'tekken'", id="pre-tokenizer"),
         pytest.param({"ggml.merges": ["A ZZ"]}, "unusable merges", id="merges"),

@@ -172,7 +172,7 @@ def pair(pre: str) -> tuple[Tokenizer, Tokenizer]:
         theirs = {n: metadata[f"tokenizer.ggml.{k}"] for k, n in names.items()}
         theirs |= {"tokenizer_type": "gpt2", "pre_tokenizer_type": pre}
         _PAIRS[pre] = (
-            gguf_vocab.build(metadata, "m"),
+            gguf_vocab.build(metadata, "m").backend,
             convert_gguf_tokenizer("llama", theirs)[0],
         )
     return _PAIRS[pre]

@@ -156,40 +156,141 @@ class AttemptKey(_message.Message):
 Global___AttemptKey: _TypeAlias = AttemptKey  # noqa: Y015
 
 @_typing.final
+class Grammar(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    source: _builtins.str
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        source: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Grammar: _TypeAlias = Grammar  # noqa: Y015
+
+@_typing.final
+class LogitBias(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_FIELD_NUMBER: _builtins.int
+    BIAS_FIELD_NUMBER: _builtins.int
+    token: _builtins.int
+    bias: _builtins.float
+    def __init__(
+        self,
+        *,
+        token: _builtins.int = ...,
+        bias: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bias", b"bias", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogitBias: _TypeAlias = LogitBias  # noqa: Y015
+
+@_typing.final
+class BadWord(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BadWord: _TypeAlias = BadWord  # noqa: Y015
+
+@_typing.final
 class Sampling(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TEMPERATURE_FIELD_NUMBER: _builtins.int
     TOP_P_FIELD_NUMBER: _builtins.int
     TOP_K_FIELD_NUMBER: _builtins.int
+    MIN_P_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    MIN_TOKENS_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
+    REPETITION_PENALTY_FIELD_NUMBER: _builtins.int
+    PRESENCE_PENALTY_FIELD_NUMBER: _builtins.int
+    FREQUENCY_PENALTY_FIELD_NUMBER: _builtins.int
+    LOGIT_BIAS_FIELD_NUMBER: _builtins.int
+    BAD_WORDS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     top_p: _builtins.float
     top_k: _builtins.int
+    min_p: _builtins.float
     seed: _builtins.int
     max_tokens: _builtins.int
+    min_tokens: _builtins.int
     ignore_eos: _builtins.bool
+    repetition_penalty: _builtins.float
+    presence_penalty: _builtins.float
+    frequency_penalty: _builtins.float
+    logprobs: _builtins.int
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def logit_bias(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogitBias]: ...
+    @_builtins.property
+    def bad_words(self) -> _containers.RepeatedCompositeFieldContainer[Global___BadWord]: ...
+    @_builtins.property
+    def grammar(self) -> Global___Grammar: ...
     def __init__(
         self,
         *,
         temperature: _builtins.float = ...,
         top_p: _builtins.float = ...,
         top_k: _builtins.int = ...,
+        min_p: _builtins.float = ...,
         seed: _builtins.int = ...,
         max_tokens: _builtins.int = ...,
+        min_tokens: _builtins.int = ...,
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         ignore_eos: _builtins.bool = ...,
+        repetition_penalty: _builtins.float = ...,
+        presence_penalty: _builtins.float = ...,
+        frequency_penalty: _builtins.float = ...,
+        logit_bias: _abc.Iterable[Global___LogitBias] | None = ...,
+        bad_words: _abc.Iterable[Global___BadWord] | None = ...,
+        logprobs: _builtins.int | None = ...,
+        grammar: Global___Grammar | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_grammar", b"_grammar", "_logprobs", b"_logprobs", "grammar", b"grammar", "logprobs", b"logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ignore_eos", b"ignore_eos", "max_tokens", b"max_tokens", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_grammar", b"_grammar", "_logprobs", b"_logprobs", "bad_words", b"bad_words", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "ignore_eos", b"ignore_eos", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__grammar: _TypeAlias = _typing.Literal["grammar"]  # noqa: Y015
+    _WhichOneofArgType__grammar: _TypeAlias = _typing.Literal["_grammar", b"_grammar"]  # noqa: Y015
+    _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
+    _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__grammar) -> _WhichOneofReturnType__grammar | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__logprobs) -> _WhichOneofReturnType__logprobs | None: ...
 
 Global___Sampling: _TypeAlias = Sampling  # noqa: Y015
 
@@ -204,11 +305,13 @@ class KVLayout(_message.Message):
     BLOCK_SIZE_FIELD_NUMBER: _builtins.int
     HEAD_DIM_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
+    EXPERT_COUNTERS_FIELD_NUMBER: _builtins.int
     layers: _builtins.int
     kv_heads: _builtins.int
     block_size: _builtins.int
     head_dim: _builtins.int
     dtype: _builtins.str
+    expert_counters: _builtins.int
     def __init__(
         self,
         *,
@@ -217,10 +320,11 @@ class KVLayout(_message.Message):
         block_size: _builtins.int = ...,
         head_dim: _builtins.int = ...,
         dtype: _builtins.str = ...,
+        expert_counters: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "dtype", b"dtype", "head_dim", b"head_dim", "kv_heads", b"kv_heads", "layers", b"layers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "dtype", b"dtype", "expert_counters", b"expert_counters", "head_dim", b"head_dim", "kv_heads", b"kv_heads", "layers", b"layers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -320,6 +424,10 @@ class WorkerInfo(_message.Message):
     MAX_MODEL_LEN_FIELD_NUMBER: _builtins.int
     TOTAL_BLOCKS_FIELD_NUMBER: _builtins.int
     BLOCK_SIZE_FIELD_NUMBER: _builtins.int
+    RANK_PIDS_FIELD_NUMBER: _builtins.int
+    WEIGHTS_FIELD_NUMBER: _builtins.int
+    KV_VARIANT_FIELD_NUMBER: _builtins.int
+    LOSSY_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     role: _builtins.str
     epoch: _builtins.int
@@ -328,6 +436,11 @@ class WorkerInfo(_message.Message):
     max_model_len: _builtins.int
     total_blocks: _builtins.int
     block_size: _builtins.int
+    weights: _builtins.str
+    kv_variant: _builtins.str
+    lossy: _builtins.str
+    @_builtins.property
+    def rank_pids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
@@ -339,10 +452,14 @@ class WorkerInfo(_message.Message):
         max_model_len: _builtins.int = ...,
         total_blocks: _builtins.int = ...,
         block_size: _builtins.int = ...,
+        rank_pids: _abc.Iterable[_builtins.int] | None = ...,
+        weights: _builtins.str = ...,
+        kv_variant: _builtins.str = ...,
+        lossy: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_size", b"block_size", "epoch", b"epoch", "max_model_len", b"max_model_len", "model", b"model", "role", b"role", "total_blocks", b"total_blocks", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_size", b"block_size", "epoch", b"epoch", "kv_variant", b"kv_variant", "lossy", b"lossy", "max_model_len", b"max_model_len", "model", b"model", "rank_pids", b"rank_pids", "role", b"role", "total_blocks", b"total_blocks", "weights", b"weights", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -689,21 +806,69 @@ class Abort(_message.Message):
 Global___Abort: _TypeAlias = Abort  # noqa: Y015
 
 @_typing.final
-class TokenEvent(_message.Message):
+class TokenLogprob(_message.Message):
     """------------------------------------------------------------------------------------ events"""
 
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_FIELD_NUMBER: _builtins.int
+    LOGPROB_FIELD_NUMBER: _builtins.int
+    token: _builtins.int
+    logprob: _builtins.float
+    def __init__(
+        self,
+        *,
+        token: _builtins.int = ...,
+        logprob: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenLogprob: _TypeAlias = TokenLogprob  # noqa: Y015
+
+@_typing.final
+class TokenLogprobs(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOGPROB_FIELD_NUMBER: _builtins.int
+    TOP_FIELD_NUMBER: _builtins.int
+    logprob: _builtins.float
+    @_builtins.property
+    def top(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]: ...
+    def __init__(
+        self,
+        *,
+        logprob: _builtins.float = ...,
+        top: _abc.Iterable[Global___TokenLogprob] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "top", b"top"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenLogprobs: _TypeAlias = TokenLogprobs  # noqa: Y015
+
+@_typing.final
+class TokenEvent(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     KEY_FIELD_NUMBER: _builtins.int
     INDEX_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     FINISH_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     finish: _builtins.str
     @_builtins.property
     def key(self) -> Global___AttemptKey: ...
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]: ...
     def __init__(
         self,
         *,
@@ -711,10 +876,11 @@ class TokenEvent(_message.Message):
         index: _builtins.int = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         finish: _builtins.str | None = ...,
+        logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_finish", b"_finish", "finish", b"finish", "key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_finish", b"_finish", "finish", b"finish", "index", b"index", "key", b"key", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_finish", b"_finish", "finish", b"finish", "index", b"index", "key", b"key", "logprobs", b"logprobs", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__finish: _TypeAlias = _typing.Literal["finish"]  # noqa: Y015
     _WhichOneofArgType__finish: _TypeAlias = _typing.Literal["_finish", b"_finish"]  # noqa: Y015
@@ -749,6 +915,7 @@ class PrefillDone(_message.Message):
     KEY_FIELD_NUMBER: _builtins.int
     FIRST_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    EXPERT_COUNTS_FIELD_NUMBER: _builtins.int
     MOVED_BLOCKS_FIELD_NUMBER: _builtins.int
     MOVED_BYTES_FIELD_NUMBER: _builtins.int
     MOVER_FIELD_NUMBER: _builtins.int
@@ -766,12 +933,15 @@ class PrefillDone(_message.Message):
     def key(self) -> Global___AttemptKey: ...
     @_builtins.property
     def first(self) -> Global___TokenEvent: ...
+    @_builtins.property
+    def expert_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
         key: Global___AttemptKey | None = ...,
         first: Global___TokenEvent | None = ...,
         cached_tokens: _builtins.int = ...,
+        expert_counts: _abc.Iterable[_builtins.int] | None = ...,
         moved_blocks: _builtins.int = ...,
         moved_bytes: _builtins.int = ...,
         mover: _builtins.str = ...,
@@ -781,7 +951,7 @@ class PrefillDone(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "first", b"first", "key", b"key", "moved_blocks", b"moved_blocks", "moved_bytes", b"moved_bytes", "mover", b"mover", "prefill_s", b"prefill_s", "queue_s", b"queue_s", "transfer_s", b"transfer_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "expert_counts", b"expert_counts", "first", b"first", "key", b"key", "moved_blocks", b"moved_blocks", "moved_bytes", b"moved_bytes", "mover", b"mover", "prefill_s", b"prefill_s", "queue_s", b"queue_s", "transfer_s", b"transfer_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

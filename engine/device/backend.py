@@ -1,0 +1,48 @@
+"""What a model computes with on this machine: its operations and its attention."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from engine.device.pool import KVPool
+from engine.model.attention import Attention, StepContext
+from engine.model.config import ModelConfig
+from engine.model.ops import Ops, TorchOps
+from engine.model.paged import PagedAttention
+
+
+class Backend(Protocol):
+    """name: shown to users.  ops: what the model is built from.  device: where tensors live."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def ops(self) -> Ops: ...
+    @property
+    def device(self) -> torch.device: ...
+
+    def attention(self, config: ModelConfig, pool: KVPool, context: StepContext) -> Attention:
+        """For one step."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TorchBackend:
+    """Plain torch: runs everywhere, the reference of the others."""
+
+    ops: Ops
+    device: torch.device
+    name: str = "torch"
+
+    @staticmethod
+    def of(dtype: torch.dtype, device: torch.device | None = None) -> "TorchBackend":
+        return TorchBackend(TorchOps(dtype), device or torch.device("cpu"))
+
+    def attention(self, config: ModelConfig, pool: KVPool, context: StepContext) -> Attention:
+        return PagedAttention(pool.kv, context, config.windows, config.scale)
+
+
+def best_backend(dtype: torch.dtype) -> Backend:
+    """The fastest on this machine that computes in `dtype`."""
+    return TorchBackend.of(dtype)

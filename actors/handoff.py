@@ -214,6 +214,7 @@ class Handoff:
             key=ready.key,
             first=ready.first,
             cached_tokens=ready.cached_tokens,
+            expert_counts=ready.expert_counts,
             moved_blocks=totals.blocks,
             moved_bytes=totals.bytes,
             mover=totals.mover,

@@ -17,7 +17,7 @@ from core.ids import Epoch, WorkerId
 from core.messages import Event, WorkerInfo, WorkerReport
 from core.spec import ClusterSpec, to_mapping
 from engine.model import refs
-from engine.model.config import load_config
+from engine.model.config_file import load_config
 from engine.text.load import load_tokenizer
 from router.app import create_app
 from router.dispatch import Dispatcher

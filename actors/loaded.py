@@ -2,43 +2,127 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
-from actors.boot import WorkerBoot
+import torch
+
+from actors.boot import RankBoot, WorkerBoot
+from actors.control import LOADED, Control
+from actors.gang import Gang
 from core.errors import ConfigError, Stage
 from core.kvlayout import Compatibility, KVLayout
 from core.messages import WIRE_VERSION
-from engine.device.pool import DTYPES
-from engine.device.runner import Runner, auto_dtype, build_runner, kv_layout
+from core.spec import ClusterSpec
+from engine.device.backend import best_backend
+from engine.device.pool import DTYPES, KVPool
+from engine.device.runner import Runner, auto_dtype, kv_layout
+from engine.loop import StepRunner
 from engine.model import refs
-from engine.model.config import ModelConfig, load_config
-from engine.model.weights import load_weights, model_digest
+from engine.model.build import build_decoder
+from engine.model.config import ModelConfig
+from engine.model.config_file import load_config
+from engine.model.digest import model_digest
+from engine.model.formats import WeightFormat, choose
+from engine.model.refs import ModelFiles
+from engine.model.weights import load_weights
+from engine.parallel.collectives import Collectives, connect, join_store
+from engine.parallel.gang import GangRunner, follow
+from engine.parallel.split import check_size
+from engine.parallel.spread import build_rank
 from engine.policy.config import SchedulerConfig
-from transport.arena import MemfdArena
+from transport.arena import MemfdArena, RankArena
 
 _MIN_BLOCKS = 2
+Meet: TypeAlias = Callable[[torch.device], Collectives]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A model as its files describe it, and how its KV and its weights lie in memory."""
+
+    files: ModelFiles
+    config: ModelConfig
+    layout: KVLayout
+    weights: WeightFormat
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return DTYPES[self.layout.dtype]
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """The arena is the pool's memory; it must outlive the runner."""
+    """The arena is the pool's memory; it must outlive the runner.  gang: None for one rank."""
 
     name: str
     config: ModelConfig
     layout: KVLayout
     blocks: int
     arena: MemfdArena
-    runner: Runner
+    runner: StepRunner
+    gang: Gang | None
+    weights: WeightFormat
     compat: Compatibility
 
 
 def load(boot: WorkerBoot, progress: Callable[[str], None]) -> LoadedModel:
-    """Blocks for seconds.  Raises ConfigError, ModelUnsupported."""
-    spec = boot.spec
+    """Blocks for seconds.  Raises ConfigError, ModelUnsupported, WorkerLost."""
+    source = _find(boot.spec, boot.pool, progress)
+    size = boot.pool_spec.tensor_parallel
+    check_size(source.config, size, f"pools[{boot.pool}].tensor_parallel")
+    blocks = _blocks(boot, source.layout)
+    progress(f"KV pool: {blocks} blocks, {blocks * source.layout.block_bytes >> 20} MiB")
+    gang = Gang(boot, blocks, source.layout.block_bytes) if size > 1 else None
+    arena = MemfdArena.create(blocks, source.layout.block_bytes, share=gang.spawn if gang else None)
+    weights = source.weights
+    progress(f"loading {source.files.name} as {weights.storage}{' (lossy)' * bool(weights.lossy)}")
+    pool = KVPool(source.layout, blocks, arena.blocks)
+    own = _runner(source, pool, gang.meet if gang else None)
+    progress("warming up")
+    own.warm_up()
+    if gang:
+        gang.watch()
+    variant = f"kv={source.layout.dtype}/weights={weights.values}"
+    return LoadedModel(
+        name=boot.spec.model.served_name or source.files.name,
+        config=source.config,
+        layout=source.layout,
+        blocks=blocks,
+        arena=arena,
+        runner=GangRunner(own, gang.send) if gang else own,
+        gang=gang,
+        weights=weights,
+        compat=Compatibility(WIRE_VERSION, model_digest(source.files), variant, source.layout),
+    )
+
+
+def follow_leader(boot: RankBoot, arena: RankArena, control: Control) -> None:
+    """All that a rank other than the leader does, until the leader is gone.
+
+    Raises what `load` raises.
+    """
+    torch.set_num_threads(boot.threads)
+    source = _find(boot.spec, boot.pool, lambda phase: None)
+
+    def meet(device: torch.device) -> Collectives:
+        control.mark(LOADED)
+        return connect(boot.rank, boot.size, join_store(boot.port), device)
+
+    own = _runner(source, KVPool(source.layout, boot.blocks, arena.blocks), meet)
+    own.warm_up()
+    follow(own, control.receive)
+
+
+def _find(spec: ClusterSpec, pool: int, progress: Callable[[str], None]) -> Source:
     files = refs.resolve(spec.model.ref, progress)
     config = load_config(files)
     dtype = auto_dtype() if spec.model.dtype == "auto" else spec.model.dtype
     layout = kv_layout(config, spec.kv.block_size, dtype)
-    blocks = boot.blocks or (spec.kv.memory_mb << 20) // layout.block_bytes
+    return Source(files, config, layout, choose(spec, pool, dtype, files))
+
+
+def _blocks(boot: WorkerBoot, layout: KVLayout) -> int:
+    blocks = boot.blocks or (boot.spec.kv.memory_mb << 20) // layout.block_bytes
     if blocks < _MIN_BLOCKS:
         raise ConfigError(
             f"kv: {blocks} blocks of {layout.block_bytes} bytes hold no sequence; "
@@ -47,17 +131,18 @@ def load(boot: WorkerBoot, progress: Callable[[str], None]) -> LoadedModel:
             worker=boot.worker_id,
             field="kv.memory_mb",
         )
-    progress(f"KV pool: {blocks} blocks, {blocks * layout.block_bytes >> 20} MiB")
-    arena = MemfdArena.create(blocks, layout.block_bytes)
-    progress(f"loading {files.name} as {dtype}")
-    weights = load_weights(files, config, DTYPES[dtype])
-    runner = build_runner(config, weights, layout, blocks, arena.blocks)
-    progress("warming up")
-    runner.warm_up()
-    variant = f"kv={dtype}/weights={dtype}"
-    compat = Compatibility(WIRE_VERSION, model_digest(files), variant, layout)
-    name = spec.model.served_name or files.name
-    return LoadedModel(name, config, layout, blocks, arena, runner, compat)
+    return blocks
+
+
+def _runner(source: Source, pool: KVPool, meet: Meet | None) -> Runner:
+    """meet: for one rank of several, waits for the others; called with the weights loaded."""
+    weights = load_weights(source.files, source.config, source.dtype, source.weights.storage)
+    backend = best_backend(source.dtype)
+    if meet is None:
+        return Runner(build_decoder(source.config, weights, backend.ops), pool, backend)
+    group = meet(backend.device)
+    model = build_rank(source.config, weights, backend.ops, group)
+    return Runner(model, pool.of_rank(group.rank, group.size), backend)
 
 
 def scheduler_config(boot: WorkerBoot, model: LoadedModel, address: str) -> SchedulerConfig:
@@ -71,6 +156,8 @@ def scheduler_config(boot: WorkerBoot, model: LoadedModel, address: str) -> Sche
         total_blocks=model.blocks,
         block_size=model.layout.block_size,
         chunk_tokens=batch.chunk_tokens,
+        policy=batch.policy,
+        layers=model.config.layers,
         max_running=batch.max_running,
         max_queued_tokens=batch.max_queued_tokens,
         max_model_len=min(limit, longest) if limit else longest,

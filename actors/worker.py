@@ -122,6 +122,8 @@ class WorkerProcess:
         parts.engine.stop(_STOP_S)
         parts.handoff.close(_STOP_S)
         parts.data.close()
+        if parts.model.gang:
+            parts.model.gang.stop(_STOP_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
 
     def _assemble(self, model: LoadedModel, server: SessionServer, address: str) -> _Parts:
@@ -201,4 +203,8 @@ def _describe(boot: WorkerBoot, model: LoadedModel, config: SchedulerConfig) -> 
         max_model_len=config.max_len,
         total_blocks=model.blocks,
         block_size=model.layout.block_size,
+        rank_pids=model.gang.pids if model.gang else (os.getpid(),),
+        weights=model.weights.storage,
+        kv_variant=config.kv_variant,
+        lossy=model.weights.lossy,
     )

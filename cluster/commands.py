@@ -37,10 +37,11 @@ def show_layout(spec: ClusterSpec, cores: int, console: Console) -> int:
     for slot in slots:
         blocks = str(slot.blocks) if slot.blocks else "as many as fit"
         memory = "by blocks" if slot.blocks else f"{spec.kv.memory_mb} MiB"
-        table.add_row(slot.worker_id, slot.role, str(slot.threads), blocks, memory)
+        threads = f"{slot.ranks} x {slot.threads}" if slot.ranks > 1 else str(slot.threads)
+        table.add_row(slot.worker_id, slot.role, threads, blocks, memory)
     console.print(table)
-    threads = sum(slot.threads for slot in slots)
-    console.print(f"{len(slots)} workers, {threads} threads on {cores} cores")
+    all_threads = sum(slot.threads * slot.ranks for slot in slots)
+    console.print(f"{len(slots)} workers, {all_threads} threads on {cores} cores")
     if not spec.kv.blocks:
         console.print(f"KV memory in all: {len(slots) * spec.kv.memory_mb} MiB, plus the weights")
     return 0
@@ -97,6 +98,10 @@ def _print_status(status: Mapping[str, Any], console: Console) -> None:
     wanted = sum(pool["replicas"] for pool in status["settings"]["pools"])
     if len(status["workers"]) < wanted:
         console.print(f"{len(status['workers'])} of {wanted} workers; the others are starting")
+    for worker in status["workers"]:
+        if worker["lossy"]:
+            line = f"{worker['worker_id']} is lossy: {worker['lossy']}"
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
     rest = {key: value for key, value in status.items() if key not in ("workers", "settings")}
     for path, value in _leaves(rest, ""):
         if value:

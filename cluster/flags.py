@@ -7,7 +7,7 @@ flag and a file are checked by the same code and an error names the same key.
 import argparse
 import typing
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from typing import Any
 
 from core.errors import ConfigError, Stage
@@ -59,6 +59,13 @@ def add_to(parser: argparse.ArgumentParser) -> None:
         pools.add_argument(
             f"--{role}", type=int, metavar="N", default=None, help=f"number of {role} workers"
         )
+    pools.add_argument(
+        "--tensor-parallel",
+        type=int,
+        metavar="N",
+        default=None,
+        help="ranks (processes or devices) that each worker of every pool is made of",
+    )
     group = parser.add_argument_group(
         "all settings", "the same names as in the file: `kv: {block_size: 32}`"
     )
@@ -81,7 +88,11 @@ def to_spec(args: argparse.Namespace) -> ClusterSpec:
     counts = {role: getattr(args, role) for role in Role if getattr(args, role) is not None}
     if counts:
         raw["pools"] = _pools(counts)
-    return from_mapping(ClusterSpec, raw)
+    spec = from_mapping(ClusterSpec, raw)
+    if args.tensor_parallel is None:
+        return spec
+    pools = tuple(replace(pool, tensor_parallel=args.tensor_parallel) for pool in spec.pools)
+    return replace(spec, pools=pools)
 
 
 def _pools(counts: Mapping[Role, int]) -> list[dict[str, object]]:

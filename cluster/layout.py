@@ -13,35 +13,40 @@ from core.spec import ClusterSpec
 class WorkerSlot:
     """A place for one worker, whichever incarnation fills it.
 
-    threads: torch threads; blocks: KV blocks, 0 for as many as spec.kv.memory_mb holds.
+    threads: torch threads of each rank; blocks: KV blocks, 0 for as many as spec.kv.memory_mb
+    holds; ranks: processes that the worker is made of; pool: its place in spec.pools.
     """
 
     worker_id: WorkerId
     role: Role
     threads: int
     blocks: int
+    ranks: int = 1
+    pool: int = 0
 
     @property
     def needs(self) -> Mapping[str, float]:
-        """Ray resources that one worker of this slot occupies."""
-        return {"CPU": float(self.threads)}
+        """Ray resources that one worker of this slot occupies, on one node: its ranks share
+        memory."""
+        return {"CPU": float(self.threads * self.ranks)}
 
 
 def layout(spec: ClusterSpec, cores: int) -> tuple[WorkerSlot, ...]:
     """The workers of `spec` on a machine of `cores` cores, in the order of its pools.
 
-    All workers get the same number of threads: how a sum is split over threads decides its
+    All ranks get the same number of threads: how a sum is split over threads decides its
     rounding, and two workers must compute the same tokens.
     """
-    workers = sum(pool.replicas for pool in spec.pools)
-    threads = spec.batch.threads or max(1, cores // workers)
+    even = max(1, cores // sum(pool.replicas * pool.tensor_parallel for pool in spec.pools))
     slots: list[WorkerSlot] = []
     taken: Counter[Role] = Counter()
-    for pool in spec.pools:
+    for place, pool in enumerate(spec.pools):
+        ranks = pool.tensor_parallel
+        threads = max(1, spec.batch.threads // ranks) if spec.batch.threads else even
         for _ in range(pool.replicas):
             worker_id = WorkerId(f"{pool.role}-{taken[pool.role]}")
             taken[pool.role] += 1
-            slots.append(WorkerSlot(worker_id, pool.role, threads, spec.kv.blocks))
+            slots.append(WorkerSlot(worker_id, pool.role, threads, spec.kv.blocks, ranks, place))
     return tuple(slots)
 
 

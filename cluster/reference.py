@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from engine.device.pool import DTYPES
 from engine.device.runner import auto_dtype
 from engine.model import refs
-from engine.model.llama import Llama
-from engine.model.weights import load_config, load_weights
+from engine.model.build import build_decoder
+from engine.model.config_file import load_config
+from engine.model.ops import TorchOps
+from engine.model.weights import load_weights
 from engine.reference import Step, greedy
 
 
@@ -18,8 +20,9 @@ class Reference:
         files = refs.resolve(ref)
         self._config = load_config(files)
         self.dtype = auto_dtype() if dtype == "auto" else dtype
-        weights = load_weights(files, self._config, DTYPES[self.dtype])
-        self._model = Llama(self._config, weights)
+        ops = TorchOps(DTYPES[self.dtype])
+        weights = load_weights(files, self._config, ops.dtype)
+        self._model = build_decoder(self._config, weights, ops)
 
     @property
     def vocab_size(self) -> int:

@@ -75,11 +75,16 @@ def serve(spec: ClusterSpec, folder: Path, console: Console) -> int:
 
 def resolve_model(spec: ClusterSpec, steps: Steps) -> ClusterSpec:
     """Find the model once, here: a download shows, a mistake costs nothing, and every process
-    gets the same files.  Raises ConfigError."""
+    gets the same files.  Raises ConfigError, ModelUnsupported."""
+    from engine.model.config_file import load_config
     from engine.model.refs import resolve
+    from engine.parallel.split import check_size
 
     steps.show("model", spec.model.ref)
     files = resolve(spec.model.ref, lambda line: steps.show("model", line))
+    config = load_config(files)
+    for place, pool in enumerate(spec.pools):
+        check_size(config, pool.tensor_parallel, f"pools[{place}].tensor_parallel")
     steps.done("model", f"found {files.path}")
     name = spec.model.served_name or files.name
     return replace(spec, model=replace(spec.model, ref=str(files.path), served_name=name))
@@ -124,7 +129,9 @@ def _show_worker(worker: WorkerStatus, steps: Steps) -> None:
         if not error.retryable or worker.failures >= START_FAILURES:
             raise error
     if worker.state is WorkerState.READY:
-        steps.done(worker.worker_id, f"ready at {worker.address}, pid {worker.pid}")
+        pids = ", ".join(map(str, worker.rank_pids))
+        lossy = f"; lossy: {worker.lossy}" if worker.lossy else ""
+        steps.done(worker.worker_id, f"ready at {worker.address}, pid {pids}{lossy}")
     else:
         steps.show(worker.worker_id, worker.phase)
 

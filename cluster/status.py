@@ -11,7 +11,8 @@ from core.states import WorkerState
 class WorkerStatus:
     """One slot.  epoch and pid are those of its incarnation, None while it has none.
 
-    failures: early deaths in a row; fault: why the last incarnation ended.
+    failures: early deaths in a row; fault: why the last incarnation ended.  rank_pids: all
+    processes of the worker, `pid` first, once it is ready.  lossy: see WorkerInfo.
     """
 
     worker_id: WorkerId
@@ -23,6 +24,8 @@ class WorkerStatus:
     address: str = ""
     failures: int = 0
     fault: Fault | None = None
+    rank_pids: tuple[int, ...] = ()
+    lossy: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,8 +154,15 @@ class Supervisor:
         except TriremeError as error:
             self._died((slot.worker_id, epoch), error)
             return
-        spec = self._boot.spec
-        boot = WorkerBoot(slot.worker_id, slot.role, epoch, spec, slot.threads, slot.blocks)
+        boot = WorkerBoot(
+            slot.worker_id,
+            slot.role,
+            epoch,
+            self._boot.spec,
+            slot.threads,
+            slot.blocks,
+            slot.pool,
+        )
         await self._follow(Incarnation.launch(boot, slot.needs, self._boot.program))
 
     async def _follow(self, incarnation: Incarnation) -> None:
@@ -243,6 +250,8 @@ class Supervisor:
             member.info.address if member.info else "",
             failures,
             fault,
+            member.info.rank_pids if member.info else (),
+            member.info.lossy if member.info else "",
         )
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:

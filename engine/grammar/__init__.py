@@ -1,0 +1,1 @@
+"""Structured output: grammars compiled beside the engine, and masks of what they allow next."""

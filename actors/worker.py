@@ -122,6 +122,7 @@ class WorkerProcess:
         parts.engine.stop(_STOP_S)
         parts.handoff.close(_STOP_S)
         parts.data.close()
+        parts.model.grammars.close()
         if parts.model.gang:
             parts.model.gang.stop(_STOP_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -136,13 +137,14 @@ class WorkerProcess:
         )
         config = scheduler_config(self._boot, model, address)
         engine = Engine(
-            Scheduler(config, model.arena.generations),
+            Scheduler(config, model.arena.generations, model.grammars),
             model.runner,
             model.layout,
             time.monotonic,
             partial(self._deliver, handoff),
         )
         handoff.bind(engine)
+        model.grammars.bind(engine.wake)
         data = DataServer(
             engine.landing,
             model.arena,

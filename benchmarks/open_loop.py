@@ -13,8 +13,9 @@ from statistics import quantiles
 from actors.loaded import LoadedModel
 from benchmarks.arrivals import Arrival
 from core.ids import AttemptKey, RequestId
-from core.messages import Prefill, Sampling, StepEvents
+from core.messages import Prefill, StepEvents
 from core.ports import StepOutput
+from core.sampling import Sampling
 from engine.policy.config import SchedulerConfig
 from engine.policy.scheduler import Scheduler
 

@@ -130,6 +130,11 @@ class Engine:
         with self._wake:
             self._scheduler.drain()
 
+    def wake(self) -> None:
+        """Plan again at once: what sequences wait for has changed."""
+        with self._wake:
+            self._wake.notify()
+
     def report(self) -> WorkerReport:
         with self._wake:
             return self._scheduler.report(self._clock())

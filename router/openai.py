@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, NoReturn
 
 from core.errors import BadRequest
-from core.messages import Sampling
+from core.sampling import Sampling
 from router.fields import Fields, array, bad, integer, wrong
 from router.sampling import (
     INT32,
@@ -48,7 +48,6 @@ CHAT_REFUSED: Mapping[str, Sequence[object]] = {
     "parallel_tool_calls": (True, False),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),

@@ -1,7 +1,8 @@
 """The output tokens of one request, put together from events of all its attempts.  Pure."""
 
 from core.errors import Stage, TransferFailed
-from core.messages import FinishReason, Sampling, TokenEvent
+from core.messages import FinishReason, TokenEvent
+from core.sampling import Sampling
 from router.request import Token
 
 

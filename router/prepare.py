@@ -8,8 +8,8 @@ from hashlib import blake2b
 
 from core.errors import ModelNotFound
 from core.ids import RequestId
-from core.messages import BadWord, Sampling
 from core.ports import Tokenizer
+from core.sampling import BadWord, Sampling
 from router.edge import EdgeContext
 from router.fields import bad
 from router.openai import Options, parse_chat, parse_completion

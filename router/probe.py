@@ -6,7 +6,7 @@ from collections.abc import Callable
 from core.clock import Clock
 from core.errors import Overloaded, TriremeError
 from core.ids import RequestId
-from core.messages import Sampling
+from core.sampling import Sampling
 from router.edge import ReadyState
 from router.request import Generate, Generator
 

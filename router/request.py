@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from core.ids import RequestId, WorkerId
-from core.messages import FinishReason, Sampling, TokenLogprobs
+from core.messages import FinishReason
+from core.sampling import Sampling, TokenLogprobs
 from core.trace import Trace
 
 

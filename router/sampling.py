@@ -4,8 +4,9 @@ Ours, beyond OpenAI's and named as in vLLM: top_k, min_p, min_tokens, repetition
 bad_words, stop_token_ids, ignore_eos.
 """
 
-from core.messages import LogitBias, Sampling
+from core.sampling import LogitBias, Sampling
 from router.fields import Fields, bad, integer, number
+from router.grammar import parse_grammar
 
 MAX_STOP_IDS = 128
 MAX_BAD_WORDS = 128
@@ -18,7 +19,7 @@ SAMPLING_FIELDS = frozenset(
     (
         *("temperature", "top_p", "top_k", "min_p", "min_tokens", "stop_token_ids", "ignore_eos"),
         *("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "bad_words"),
-        *("seed", "logprobs"),
+        *("seed", "logprobs", "response_format"),
     )
 )
 
@@ -47,6 +48,7 @@ def sampling_of(fields: Fields, logprobs: int | None) -> Sampling:
         frequency_penalty=fields.number("frequency_penalty", 0.0, -2.0, 2.0),
         logit_bias=_biases(fields),
         logprobs=logprobs,
+        grammar=parse_grammar(fields),
     )
 
 

@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from core.clock import Clock
 from core.errors import InternalError, Stage
-from core.messages import FinishReason, TokenLogprobs
+from core.messages import FinishReason
 from core.ports import Tokenizer
+from core.sampling import TokenLogprobs
 from router.detok import Detokenizer
 from router.request import Accounting, Generate, Generator, Token
 from router.stops import StopMatcher

@@ -4,14 +4,14 @@ Everything that is the same for all layers is computed here, once per step.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from core.errors import InternalError, Stage
 from core.kvlayout import KVLayout
-from engine.model.attention import Span, StepContext
+from engine.model.attention import Span, StepContext, select
 from engine.policy.plan import Plan, SampleAt, Work
 
 
@@ -74,18 +74,10 @@ def build_batch(plan: Plan, layout: KVLayout, device: torch.device | str = "cpu"
 
 def part_of(batch: Batch, works: Sequence[int]) -> Part:
     """works: by their number in the plan, rising."""
-    whole = batch.context
-    if len(works) == len(whole.spans):
-        return Part(slice(None), batch.positions, whole)
-    spans: list[Span] = []
-    rows: list[int] = []
-    for i in works:
-        span = whole.spans[i]
-        spans.append(replace(span, first_row=len(rows)))
-        rows += range(span.first_row, span.first_row + span.queries)
-    index = torch.tensor(rows, dtype=torch.int64).to(whole.offsets.device, non_blocking=True)
-    context = StepContext(tuple(spans), whole.block_ids[index], whole.offsets[index])
-    return Part(index, batch.positions[index], context)
+    if len(works) == len(batch.context.spans):
+        return Part(slice(None), batch.positions, batch.context)
+    rows, context = select(batch.context, works)
+    return Part(rows, batch.positions[rows], context)
 
 
 def _check(work: Work, layout: KVLayout) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from core.messages import TokenLogprob, TokenLogprobs
+from core.sampling import TokenLogprob, TokenLogprobs
 from engine.device.rank import best
 from engine.policy.plan import SampleAt
 

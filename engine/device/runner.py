@@ -8,7 +8,7 @@ import torch
 from core.errors import InternalError, Stage
 from core.ids import AttemptKey, BlockId, RequestId
 from core.kvlayout import KVLayout
-from core.messages import Sampling
+from core.sampling import Sampling
 from engine.device.backend import Backend
 from engine.device.batch import build_batch
 from engine.device.experts import context_counts

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from multiprocessing import Pipe
 from typing import TYPE_CHECKING
 
-from core.errors import BadRequest, InternalError, Stage
-from core.messages import Grammar
+from core.errors import BadRequest, InternalError, Stage, TriremeError
+from core.sampling import Grammar
 from engine.grammar.matching import Compiled
 from engine.grammar.rejection import rejected
 from engine.grammar.vocabulary import Vocabulary
@@ -88,10 +88,8 @@ class IsolatedCompiler:
         try:
             answer = helper.ask(pack_grammar(grammar), self._compile_s)
         except (TimeoutError, EOFError) as error:
-            late = isinstance(error, TimeoutError)
-            what = f"takes more than {self._compile_s:g} s to compile" if late else "is too much"
             self._running = None
-            raise rejected(grammar, f"{what} ({helper.end()}); simplify it") from None
+            raise self._failed(grammar, helper.end(), isinstance(error, TimeoutError)) from None
         status, body = answer[:1], answer[1:]
         if status == FAILED:
             raise BadRequest(body.decode(), stage=Stage.QUEUE, field="response_format")
@@ -102,6 +100,15 @@ class IsolatedCompiler:
             self._closed = True
             if self._process is not None:
                 self._process.kill()
+
+    def _failed(self, grammar: Grammar, ended: str, late: bool) -> TriremeError:
+        if late:
+            why = f"takes more than {self._compile_s:g} s to compile; simplify it"
+            return rejected(grammar, why)
+        if ended == signal.SIGKILL.name:
+            why = "the grammar compiler was killed from outside; try again"
+            return InternalError(why, stage=Stage.QUEUE)
+        return rejected(grammar, f"made its compiler crash ({ended}); simplify it")
 
     def _start(self) -> "tuple[Helper, Toolkit]":
         vocabulary = self._vocabulary()

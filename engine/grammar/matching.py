@@ -4,7 +4,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from core.messages import Grammar
+from core.sampling import Grammar
 
 
 class Matcher(Protocol):
@@ -28,9 +28,9 @@ class Matcher(Protocol):
         """Forget the last `tokens` that were taken."""
         ...
 
-    def fill(self, mask: Tensor, row: int) -> None:
-        """mask [S, ceil(vocab / 32)] int32 on the CPU: set in `row` the bits of the tokens that
-        may come next, and clear all others."""
+    def fill(self, row: Tensor) -> None:
+        """row: int32 [ceil(vocab / 32)] on the CPU.  Sets the bits of the tokens that may come
+        next, and clears all others."""
         ...
 
 

@@ -1,7 +1,7 @@
 """How a request is told that its grammar is at fault."""
 
 from core.errors import BadRequest, Stage
-from core.messages import Grammar
+from core.sampling import Grammar
 
 
 def rejected(grammar: Grammar, why: str) -> BadRequest:

@@ -1,12 +1,12 @@
 """What a worker and the process that compiles its grammars say to each other.
 
-    worker ──▶ vocabulary, then grammars        JSON
-    worker ◀── READY, then for each: DONE and the compiled grammar, or FAILED and why
+worker ──▶ vocabulary, then grammars        JSON
+worker ◀── READY, then for each: DONE and the compiled grammar, or FAILED and why
 """
 
 import json
 
-from core.messages import Grammar, GrammarKind
+from core.sampling import Grammar, GrammarKind
 from engine.grammar.vocabulary import Vocabulary
 
 READY, DONE, FAILED = b"r", b"d", b"f"

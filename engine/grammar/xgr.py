@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 import xgrammar
 from torch import Tensor
 
-from core.messages import Grammar, GrammarKind
+from core.sampling import Grammar, GrammarKind
 from engine.grammar.rejection import rejected
 from engine.grammar.vocabulary import Vocabulary
 
@@ -41,8 +41,8 @@ class XMatcher:
     def rollback(self, tokens: int) -> None:
         self._own.rollback(tokens)
 
-    def fill(self, mask: Tensor, row: int) -> None:
-        self._own.fill_next_token_bitmask(mask, row)
+    def fill(self, row: Tensor) -> None:
+        self._own.fill_next_token_bitmask(row[None])
 
 
 class XCompiled:
@@ -87,7 +87,7 @@ class Toolkit:
             said = _SOURCE.sub("", str(error)).strip()[:_SAID_CHARS]
             raise rejected(grammar, f"is not usable: {said}") from error
         first = xgrammar.allocate_token_bitmask(1, self._info.vocab_size)
-        compiled.matcher().fill(first, 0)
+        compiled.matcher().fill(first[0])
         if not first.any():
             raise rejected(grammar, "allows no output at all with this model's tokens")
         return compiled

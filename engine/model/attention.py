@@ -4,9 +4,12 @@ The pool belongs to the engine thread while a step runs; a step writes the K/V o
 first and then reads whole contexts.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from core.ids import BlockId
@@ -42,8 +45,12 @@ class Span:
         return self.start + self.queries
 
     @property
+    def end_row(self) -> int:
+        return self.first_row + self.queries
+
+    @property
     def rows(self) -> slice:
-        return slice(self.first_row, self.first_row + self.queries)
+        return slice(self.first_row, self.end_row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,3 +63,13 @@ class StepContext:
     spans: tuple[Span, ...]
     block_ids: Tensor
     offsets: Tensor
+
+
+def select(context: StepContext, spans: Sequence[int]) -> tuple[Tensor, StepContext]:
+    """Some spans, by number, as a context of their own, and the rows [R] int64 they had."""
+    chosen = [context.spans[i] for i in spans]
+    numbers = [row for span in chosen for row in range(span.first_row, span.end_row)]
+    rows = torch.tensor(numbers, dtype=torch.int64).to(context.offsets.device)
+    firsts = accumulate((span.queries for span in chosen), initial=0)
+    moved = tuple(replace(span, first_row=at) for span, at in zip(chosen, firsts, strict=False))
+    return rows, StepContext(moved, context.block_ids[rows], context.offsets[rows])

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any
 
 from core.ids import AttemptKey, BlockId, RequestId
-from core.messages import Sampling
+from core.sampling import Sampling
 from engine.policy.plan import LayerGroup, Plan, SampleAt, Work
 
 _LENGTH_BYTES = 4

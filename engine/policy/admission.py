@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from core.errors import BadRequest, Incompatible, Refused, Stage
 from core.ids import AttemptKey
-from core.messages import Attach, Prefill, Reserve, Sampling
+from core.messages import Attach, Prefill, Reserve
+from core.sampling import Sampling
 from core.states import SequenceState
 from engine.policy.config import SchedulerConfig
 from engine.policy.holdings import Holdings

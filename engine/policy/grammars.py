@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from core.errors import BadRequest, Stage, TriremeError
-from core.messages import AttemptFailed, Fault, Grammar
+from core.messages import AttemptFailed, Fault
+from core.sampling import Grammar
 from core.states import SequenceState
 from engine.policy.holdings import Holdings
 from engine.policy.sequence import Sequence

@@ -3,7 +3,7 @@ worker checks what it is sent, for one bad number or id would take a whole step 
 
 from collections.abc import Iterable
 
-from core.messages import Sampling
+from core.sampling import Sampling
 from engine.policy.config import SchedulerConfig
 
 _LARGE = 1e4

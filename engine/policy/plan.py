@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from core.ids import AttemptKey, BlockId
-from core.messages import Sampling, TokenLogprobs
+from core.sampling import Sampling, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)

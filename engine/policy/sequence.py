@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 
 from core.ids import AttemptKey, BlockId
-from core.messages import Grant, Sampling
+from core.messages import Grant
+from core.sampling import Sampling
 from core.states import SEQUENCE, SequenceEvent, SequenceState, advance
 from engine.policy.chain import PrefixChain
 from engine.policy.plan import LayerGroup, SampleAt, Work

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from core.messages import FinishReason, Sampling
+from core.messages import FinishReason
+from core.sampling import Sampling
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ import sys
 from dataclasses import asdict
 
 from core.ids import AttemptKey, RequestId, WorkerId
-from core.messages import Reserve, Sampling
+from core.messages import Reserve
+from core.sampling import Sampling
 from core.spec import to_mapping
 from tests.cluster.conftest import Start
 from tests.rig.cluster import Router, leftovers

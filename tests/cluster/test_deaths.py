@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from core.errors import TriremeError
-from core.messages import Sampling
+from core.sampling import Sampling
 from tests.cluster.conftest import Start
 from tests.rig.cluster import Cluster, Router
 from tests.rig.tiny import VOCAB, Oracle

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-from core.messages import Sampling
+from core.sampling import Sampling
 from core.spec import RouterSpec
 from router.request import Accounting
 from tests.cluster.conftest import Start

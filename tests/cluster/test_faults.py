@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from core.messages import Sampling
+from core.sampling import Sampling
 from tests.cluster.conftest import Start
 from tests.rig.cluster import Cluster, Router
 from tests.rig.tiny import VOCAB, Oracle

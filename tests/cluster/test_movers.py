@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from core.errors import Incompatible
-from core.messages import WIRE_VERSION, Hello, Role, Sampling
+from core.messages import WIRE_VERSION, Hello, Role
+from core.sampling import Sampling
 from core.spec import KVSpec
 from tests.cluster.conftest import Start
 from tests.rig.cluster import Cluster, Router

@@ -14,7 +14,8 @@ from actors.boot import WorkerBoot
 from actors.gang import Gang
 from core.errors import WorkerLost
 from core.ids import Epoch, WorkerId
-from core.messages import Role, Sampling
+from core.messages import Role
+from core.sampling import Sampling
 from core.spec import ClusterSpec, from_mapping
 from tests import models
 from tests.cluster.conftest import Start

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from core.messages import BadWord, LogitBias, Sampling
+from core.sampling import BadWord, LogitBias, Sampling
 from router.request import Token
 from tests.cluster.conftest import Start
 from tests.rig.cluster import Router

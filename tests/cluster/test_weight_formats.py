@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from core.errors import Incompatible
-from core.messages import WIRE_VERSION, Hello, Sampling
+from core.messages import WIRE_VERSION, Hello
+from core.sampling import Sampling
 from engine.model.decoder import Decoder
 from engine.reference import DenseAttention
 from router.request import Accounting

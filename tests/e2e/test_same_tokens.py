@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cluster.equality import Verdict, compare
-from core.messages import Sampling
+from core.sampling import Sampling
 from core.spec import ClusterSpec, from_mapping
 from engine.model import refs
 from engine.text.load import load_tokenizer

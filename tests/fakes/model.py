@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from zlib import crc32
 
-from core.messages import FinishReason, Sampling, TokenLogprob, TokenLogprobs
+from core.messages import FinishReason
+from core.sampling import Sampling, TokenLogprob, TokenLogprobs
 
 EOS = 0
 VOCABULARY = 61

@@ -8,7 +8,8 @@ from typing import Any
 
 from core.errors import TriremeError
 from core.ids import RequestId
-from core.messages import Cancel, Role, Sampling
+from core.messages import Cancel, Role
+from core.sampling import Sampling
 from core.spec import ClusterSpec
 from router.dispatch import Dispatcher
 from router.generation import Running

@@ -26,11 +26,11 @@ from core.messages import (
     Reply,
     Reserve,
     Role,
-    Sampling,
     StepEvents,
     TokenEvent,
     WorkerReport,
 )
+from core.sampling import Sampling
 from tests.fakes.model import next_token, told, verdict
 
 BLOCK = 4

@@ -9,7 +9,7 @@ from enum import StrEnum
 import pytest
 from google.protobuf.descriptor import FieldDescriptor as F
 
-from core import messages
+from core import messages, sampling
 from core.ids import AttemptKey
 from core.kvlayout import Compatibility, KVLayout
 from transport.codec import MESSAGE_CLASSES, body_name
@@ -22,7 +22,12 @@ CLASSES = [
     AttemptKey,
     Compatibility,
     KVLayout,
-    *(c for c in vars(messages).values() if is_dataclass(c) and c.__module__ == "core.messages"),
+    *(
+        c
+        for module in (messages, sampling)
+        for c in vars(module).values()
+        if is_dataclass(c) and c.__module__ == module.__name__
+    ),
 ]
 
 

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from core.ids import AttemptKey, BlockId, Epoch, RequestId, WorkerId
-from core.messages import FinishReason, Role, Sampling
+from core.messages import FinishReason, Role
+from core.sampling import Sampling
 from engine.policy.config import SchedulerConfig
 from engine.policy.plan import Plan, Sampled, Work
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from core.errors import InternalError
 from core.ids import AttemptKey
-from core.messages import Attach, Cancel, Hello, Prefill, Renew, Reserve, Sampling
+from core.messages import Attach, Cancel, Hello, Prefill, Renew, Reserve
+from core.sampling import Sampling
 from transport.codec import MESSAGE_CLASSES, Envelope, ProtocolError, decode, encode
 from transport.proto import worker_pb2
 from transport.wire import seal, unseal

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.ids import AttemptKey, BlockId, RequestId, WorkerId
-from core.messages import Attach, Prefill, PrefillDone, Reserve, Sampling, StepEvents
+from core.messages import Attach, Prefill, PrefillDone, Reserve, StepEvents
 from core.ports import ReadyBlocks, StepOutput
+from core.sampling import Sampling
 from engine.device.backend import TorchBackend
 from engine.device.experts import ExpertLog, context_counts
 from engine.device.pool import KVPool

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.messages import Sampling
+from core.sampling import Sampling
 from engine.device.draw import uniform
 from engine.device.rank import best
 from engine.device.sampler import Sampler

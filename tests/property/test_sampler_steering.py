@@ -20,7 +20,7 @@ from transformers.generation.logits_process import (
 )
 
 from core.errors import InternalError
-from core.messages import BadWord, Grammar, GrammarKind, LogitBias, Sampling
+from core.sampling import BadWord, Grammar, GrammarKind, LogitBias, Sampling
 from engine.device.draw import uniform
 from engine.device.logits import restrict
 from engine.device.sampler import Sampler

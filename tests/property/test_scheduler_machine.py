@@ -30,11 +30,11 @@ from core.messages import (
     Prefill,
     PrefillDone,
     Reserve,
-    Sampling,
     StepEvents,
     TokenEvent,
 )
 from core.ports import ReadyBlocks, StepOutput
+from core.sampling import Sampling
 from engine.policy.config import SchedulerConfig
 from engine.policy.plan import Plan, Work
 from engine.policy.policies.choose import POLICIES

@@ -7,7 +7,8 @@ from contextlib import suppress
 
 from actors.fleet import SessionFleet
 from core.ids import RequestId
-from core.messages import Role, Sampling
+from core.messages import Role
+from core.sampling import Sampling
 from core.spec import ClusterSpec
 from router.dispatch import Dispatcher
 from router.request import Accounting, Generate

@@ -8,7 +8,7 @@ import json
 import sys
 from types import SimpleNamespace
 
-from core.messages import Sampling
+from core.sampling import Sampling
 from core.spec import ClusterSpec, from_mapping
 from tests.rig.cluster import Router
 from tests.rig.workers import worker_info

@@ -31,13 +31,13 @@ from core.messages import (
     PrefillDone,
     Reserve,
     Role,
-    Sampling,
     StepEvents,
     TokenEvent,
     Welcome,
     WorkerInfo,
     WorkerReport,
 )
+from core.sampling import Sampling
 from core.spec import FaultSpec
 from transport.faulty import FaultInjector
 from transport.session_client import ClientSession

@@ -1,8 +1,10 @@
 """One worker with a predictable model, stepped by hand."""
 
-from core.messages import Prefill, Sampling, StepEvents, WorkerReport
+from core.messages import Prefill, StepEvents, WorkerReport
 from core.ports import StepOutput
+from core.sampling import Sampling
 from engine.policy.config import SchedulerConfig
+from engine.policy.grammars import GrammarPort
 from engine.policy.plan import Plan
 from engine.policy.scheduler import Scheduler
 from tests.property.paged_model import PagedModel, key
@@ -11,9 +13,9 @@ LONG = Sampling(max_tokens=100, ignore_eos=True)
 
 
 class Bench:
-    def __init__(self, settings: SchedulerConfig) -> None:
+    def __init__(self, settings: SchedulerConfig, grammars: GrammarPort | None = None) -> None:
         self.config = settings
-        self.scheduler = Scheduler(settings)
+        self.scheduler = Scheduler(settings, grammars=grammars)
         self.model = PagedModel(settings.total_blocks, settings.block_size)
         self.now = 0.0
         self.tokens: dict[str, list[int]] = {}

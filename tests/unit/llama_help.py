@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from core.ids import AttemptKey, BlockId, RequestId
-from core.messages import Sampling
+from core.sampling import Sampling
 from engine.device.backend import TorchBackend
 from engine.device.batch import build_batch
 from engine.device.pool import DTYPES, KVPool

@@ -5,7 +5,7 @@ import pytest
 from core.errors import InternalError
 from core.ids import AttemptKey, BlockId, RequestId
 from core.kvlayout import KVLayout
-from core.messages import Sampling
+from core.sampling import Sampling
 from engine.device.batch import build_batch
 from engine.policy.plan import Plan, SampleAt, Work
 

@@ -8,7 +8,7 @@ import torch
 
 from core.errors import InternalError
 from core.ids import AttemptKey, BlockId, RequestId
-from core.messages import Sampling
+from core.sampling import Sampling
 from engine.device.backend import TorchBackend
 from engine.device.batch import build_batch, part_of
 from engine.device.forward import stages

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from core.errors import InternalError
 from core.ids import AttemptKey, BlockId, RequestId
-from core.messages import Sampling
+from core.sampling import Sampling
 from engine.device.backend import TorchBackend
 from engine.device.pool import KVPool
 from engine.device.runner import Runner, auto_dtype, kv_layout

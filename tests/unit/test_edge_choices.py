@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from core.messages import BadWord
+from core.sampling import BadWord
 from router.prepare import choice_seed
 from router.request import Generate
 from tests.unit.edge_kit import (

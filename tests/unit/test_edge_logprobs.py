@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from core.messages import FinishReason, TokenLogprob, TokenLogprobs
+from core.messages import FinishReason
+from core.sampling import TokenLogprob, TokenLogprobs
 from router.logprobs import chat_logprobs, completion_logprobs
 from router.streaming import TextToken
 from tests.unit.edge_kit import (

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.errors import BadRequest
-from core.messages import LogitBias
+from core.sampling import LogitBias
 from router.openai import (
     CHAT_REFUSED,
     COMPLETION_REFUSED,

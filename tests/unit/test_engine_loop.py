@@ -8,8 +8,9 @@ import pytest
 
 from core.ids import AttemptKey, Epoch, RequestId, WorkerId
 from core.kvlayout import KVLayout
-from core.messages import AttemptFailed, FinishReason, Prefill, Role, Sampling, StepEvents
+from core.messages import AttemptFailed, FinishReason, Prefill, Role, StepEvents
 from core.ports import StepOutput
+from core.sampling import Sampling
 from engine.loop import Engine
 from engine.policy.config import SchedulerConfig
 from engine.policy.plan import Plan, Sampled

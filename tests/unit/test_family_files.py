@@ -15,6 +15,7 @@ from engine.model.config import ModelConfig, Rope
 from engine.model.config_file import load_config
 from engine.model.refs import ModelFiles, resolve
 from engine.model.rope import frequencies
+from engine.model.weight import Quantised, dense
 from engine.model.weights import expected_shapes, load_weights
 from tests.models import FAMILIES, make, twin
 from tests.models.gguf_files import write_gguf
@@ -55,6 +56,17 @@ def test_a_gguf_file_holds_what_the_folder_holds(family: str, kind: str, tmp_pat
     assert_same(load(resolve(str(path))), stands_for)
     if kind == "F32":
         assert_same(load(resolve(str(tmp_path / "folder"))), stands_for)
+
+
+@families
+def test_codes_kept_as_in_the_file_stand_for_the_same_weights(family: str, tmp_path: Path) -> None:
+    path, kind = tmp_path / "m.gguf", gguf.GGMLQuantizationType.Q8_0
+    model = twin(family, **SHAPES.get(family, {}))
+    stands_for = write_gguf(path, model, kind, metadata(family))
+    files = resolve(str(path))
+    kept = load_weights(files, load_config(files), torch.float32, "gguf")
+    assert any(isinstance(weight, Quantised) for weight in kept.values())
+    assert_same({name: dense(weight) for name, weight in kept.items()}, stands_for)
 
 
 @families

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from core.ids import BlockId
 from engine.model.attention import Span, StepContext
-from engine.model.paged import GROUP_COST_TOKENS, PagedAttention, partition
+from engine.model.paged import PagedAttention
+from engine.model.pages import GROUP_COST_TOKENS, partition
 
 SIZE, HEADS, DIM = 4, 2, 8
 

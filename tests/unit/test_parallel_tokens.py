@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from core.errors import InternalError, WorkerLost
-from core.messages import Sampling
+from core.sampling import Sampling
 from engine.model.build import build_decoder
 from engine.model.config_file import load_config
 from engine.model.ops import TorchOps

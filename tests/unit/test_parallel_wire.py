@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.ids import AttemptKey
-from core.messages import Sampling
+from core.sampling import Sampling
 from engine.parallel.wire import decode, encode
 from engine.policy.plan import LayerGroup, Plan, SampleAt, Work
 

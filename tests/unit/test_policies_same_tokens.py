@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from core.ids import AttemptKey, RequestId
-from core.messages import Prefill, Sampling, StepEvents
+from core.messages import Prefill, StepEvents
 from core.ports import StepOutput
+from core.sampling import Sampling
 from engine.device.backend import TorchBackend
 from engine.device.pool import KVPool
 from engine.device.runner import Runner, kv_layout

@@ -7,7 +7,8 @@ import pytest
 
 from core.errors import BadRequest, Incompatible, Refused, Stage
 from core.ids import AttemptKey, LeaseId
-from core.messages import Attach, BadWord, Grant, LogitBias, Prefill, Reserve, Sampling
+from core.messages import Attach, Grant, Prefill, Reserve
+from core.sampling import BadWord, LogitBias, Sampling
 from engine.policy.plan import Sampled
 from engine.policy.scheduler import Scheduler
 from tests.property.paged_model import CONFIG, VOCABULARY, config, key

@@ -12,11 +12,11 @@ from core.messages import (
     Prefill,
     PrefillDone,
     Reserve,
-    Sampling,
     StepEvents,
     WorkerReport,
 )
 from core.ports import StepOutput
+from core.sampling import Sampling
 from engine.policy.config import SchedulerConfig
 from engine.policy.plan import Sampled
 from engine.policy.scheduler import Scheduler

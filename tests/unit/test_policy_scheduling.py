@@ -3,7 +3,8 @@
 import pytest
 
 from core.errors import InternalError
-from core.messages import Fault, Prefill, PrefillDone, Reserve, Sampling, StepEvents
+from core.messages import Fault, Prefill, PrefillDone, Reserve, StepEvents
+from core.sampling import Sampling
 from engine.policy.plan import Plan, Sampled
 from engine.policy.scheduler import Scheduler
 from tests.property.paged_model import CONFIG, config, key, plain_loop

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from core.messages import Sampling
+from core.sampling import Sampling
 from engine.policy.plan import LayerGroup, Plan
 from engine.policy.policies.choose import POLICIES
 from tests.property.paged_model import config, key, plain_loop

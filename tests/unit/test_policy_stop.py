@@ -2,7 +2,8 @@
 
 import pytest
 
-from core.messages import FinishReason, Sampling
+from core.messages import FinishReason
+from core.sampling import Sampling
 from engine.policy.stop import StopRules
 
 RULES = StopRules(eos_ids=frozenset({2}), max_len=100)

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from core.messages import Fault, Sampling
+from core.messages import Fault
+from core.sampling import Sampling
 from engine.policy.policies.choose import POLICIES
 from tests.property.paged_model import config, key, plain_loop
 from tests.unit.bench_help import LONG, Bench, shape

@@ -21,7 +21,8 @@ from core.errors import (
     WorkerLost,
 )
 from core.ids import AttemptKey, Epoch, RequestId, WorkerId
-from core.messages import FinishReason, Sampling, TokenEvent, TokenLogprobs
+from core.messages import FinishReason, TokenEvent
+from core.sampling import Sampling, TokenLogprobs
 from router import admission, retry
 from router.generation import Channel
 from router.ledger import Ledger

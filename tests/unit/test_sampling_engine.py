@@ -8,7 +8,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from core.messages import BadWord, LogitBias, Prefill, Sampling, StepEvents, TokenEvent
+from core.messages import Prefill, StepEvents, TokenEvent
+from core.sampling import BadWord, LogitBias, Sampling
 from engine.device.backend import TorchBackend
 from engine.device.pool import KVPool
 from engine.device.runner import Runner, kv_layout

@@ -12,14 +12,14 @@ import logging
 import queue
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeAlias
 
 from core.clock import Clock
 from core.errors import LeaseGone, Stage, TransferFailed, TriremeError
-from core.ids import AttemptKey, Epoch, WorkerId
+from core.ids import AttemptKey, BlockId, Epoch, WorkerId
 from core.messages import Abort, AttemptFailed, Event, Fault, PrefillDone
 from core.ports import EnginePort, MoveReport, MoveState, ReadyBlocks, Ticket
 
@@ -108,12 +108,15 @@ class Handoff:
         emit: Callable[[str, Event], None],
         worker_id: WorkerId,
         clock: Clock,
+        send_out: Callable[[Sequence[BlockId]], Callable[[], None]],
     ) -> None:
+        """send_out: `engine.device.staging.Staging.send_out`."""
         self.counters: Counter[str] = Counter()
         self._connect = connect
         self._emit = emit
         self._worker_id = worker_id
         self._clock = clock
+        self._send_out = send_out
         self._senders: dict[PeerKey, _Sender] = {}
         self._totals: dict[AttemptKey, _Totals] = {}
         self._lock = threading.Lock()
@@ -124,10 +127,10 @@ class Handoff:
         self._engine = engine
 
     def submit(self, ready: ReadyBlocks) -> None:
-        grant = ready.grant
+        grant, sent_out = ready.grant, self._send_out(ready.block_ids)
         with self._lock:
             sender = self._sender((grant.worker_id, grant.epoch), grant.address)
-            sender.submit(partial(self._deliver, sender, ready))
+            sender.submit(partial(self._deliver, sender, ready, sent_out))
 
     def warm(self, peer: PeerKey, address: str) -> None:
         """Pay for a connection now and not with a user's first request."""
@@ -175,8 +178,9 @@ class Handoff:
         except TriremeError as e:
             log.warning("no data link yet, it will be tried again when needed: %s", e)
 
-    def _deliver(self, sender: _Sender, ready: ReadyBlocks) -> None:
+    def _deliver(self, sender: _Sender, ready: ReadyBlocks, sent_out: Callable[[], None]) -> None:
         assert self._engine is not None
+        sent_out()
         if not self._engine.holds(ready.key):
             self._totals.pop(ready.key, None)
             self._engine.moved(ready.key, ready.block_ids, ready.last)

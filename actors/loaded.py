@@ -10,13 +10,15 @@ import torch
 from actors.boot import RankBoot, WorkerBoot
 from actors.control import LOADED, Control
 from actors.gang import Gang
+from actors.gpu import Steps, open_gpu, run_on
 from core.errors import ConfigError, Stage
 from core.kvlayout import Compatibility, KVLayout
 from core.messages import WIRE_VERSION
 from core.spec import ClusterSpec
-from engine.device.backend import best_backend
+from engine.device.choice import best_backend, choose_device
 from engine.device.pool import DTYPES, KVPool
 from engine.device.runner import Runner, auto_dtype, kv_layout
+from engine.device.staging import InPlace, Staging
 from engine.grammar.book import GrammarBook
 from engine.grammar.isolated import IsolatedCompiler
 from engine.grammar.shelf import GrammarShelf
@@ -50,6 +52,7 @@ class Source:
     config: ModelConfig
     layout: KVLayout
     weights: WeightFormat
+    device: torch.device
 
     @property
     def dtype(self) -> torch.dtype:
@@ -58,7 +61,8 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """The arena is the pool's memory; it must outlive the runner.  gang: None for one rank.
+    """The arena is the pool's memory, or that of its staging; it must outlive the runner.
+    gang: None for one rank.
 
     grammars: closed when the worker stops.
     """
@@ -69,6 +73,7 @@ class LoadedModel:
     blocks: int
     arena: MemfdArena
     runner: StepRunner
+    staging: Staging
     grammars: GrammarShelf
     gang: Gang | None
     weights: WeightFormat
@@ -80,18 +85,25 @@ def load(boot: WorkerBoot, progress: Callable[[str], None]) -> LoadedModel:
     source = _find(boot.spec, boot.pool, progress)
     size = boot.pool_spec.tensor_parallel
     check_size(source.config, size, f"pools[{boot.pool}].tensor_parallel")
+    if size > 1 and source.device.type != "cpu":
+        raise ConfigError(
+            f"pools[{boot.pool}].tensor_parallel: {size} ranks run on CPUs only; set model.device "
+            "to cpu, or tensor_parallel to 1",
+            stage=Stage.START,
+            worker=boot.worker_id,
+            field=f"pools[{boot.pool}].tensor_parallel",
+        )
     blocks = _blocks(boot, source.layout)
     progress(f"KV pool: {blocks} blocks, {blocks * source.layout.block_bytes >> 20} MiB")
     gang = Gang(boot, blocks, source.layout.block_bytes) if size > 1 else None
     arena = MemfdArena.create(blocks, source.layout.block_bytes, share=gang.spawn if gang else None)
     weights = source.weights
-    progress(f"loading {source.files.name} as {weights.storage}{' (lossy)' * bool(weights.lossy)}")
+    lossy = f" (lossy: {weights.lossy})" if weights.lossy else ""
+    progress(f"loading {source.files.name} as {weights.storage}{lossy}")
     pool = KVPool(source.layout, blocks, arena.blocks)
     grammars = _grammars(source)
     book = GrammarBook(grammars, source.config.vocab_size, source.config.eos_ids)
-    own = _runner(source, pool, gang.meet if gang else None, book)
-    progress("warming up")
-    own.warm_up()
+    own, staging = _started(boot, source, pool, gang, book, progress)
     if gang:
         gang.watch()
     variant = f"kv={source.layout.dtype}/weights={weights.values}"
@@ -102,6 +114,7 @@ def load(boot: WorkerBoot, progress: Callable[[str], None]) -> LoadedModel:
         blocks=blocks,
         arena=arena,
         runner=GangRunner(own, gang.send) if gang else own,
+        staging=staging,
         grammars=grammars,
         gang=gang,
         weights=weights,
@@ -129,9 +142,10 @@ def follow_leader(boot: RankBoot, arena: RankArena, control: Control) -> None:
 def _find(spec: ClusterSpec, pool: int, progress: Callable[[str], None]) -> Source:
     files = refs.resolve(spec.model.ref, progress)
     config = load_config(files)
-    dtype = auto_dtype() if spec.model.dtype == "auto" else spec.model.dtype
+    device = choose_device(spec.model.device)
+    dtype = auto_dtype(device) if spec.model.dtype == "auto" else spec.model.dtype
     layout = kv_layout(config, spec.kv.block_size, dtype)
-    return Source(files, config, layout, choose(spec, pool, dtype, files))
+    return Source(files, config, layout, choose(spec, pool, dtype, files), device)
 
 
 def _blocks(boot: WorkerBoot, layout: KVLayout) -> int:
@@ -152,6 +166,37 @@ def _grammars(source: Source) -> GrammarShelf:
     return GrammarShelf([IsolatedCompiler(vocabulary) for _ in range(_GRAMMAR_LANES)])
 
 
+def _started(
+    boot: WorkerBoot,
+    source: Source,
+    pool: KVPool,
+    gang: Gang | None,
+    book: GrammarBook,
+    progress: Callable[[str], None],
+) -> tuple[Runner, Staging]:
+    """A warm runner on the source's device, and what stands between it and the arena.
+
+    pool: the arena's.
+    """
+    if source.device.type == "cpu":
+        own = _runner(source, pool, gang.meet if gang else None, book)
+        progress("warming up")
+        own.warm_up()
+        return own, InPlace()
+    weights = load_weights(source.files, source.config, source.dtype, source.weights.storage)
+    steps = Steps(boot.spec.batch.max_running, _longest(boot, source.config))
+    gpu = run_on(open_gpu(source.device), source.config, weights, pool, steps, book)
+    progress("warming up")
+    gpu.warm_up(progress)
+    return gpu.runner, gpu.staged
+
+
+def _longest(boot: WorkerBoot, config: ModelConfig) -> int:
+    """Most tokens of prompt and output."""
+    limit = boot.spec.model.max_len
+    return min(limit, config.max_len) if limit else config.max_len
+
+
 def _runner(
     source: Source,
     pool: KVPool,
@@ -170,7 +215,7 @@ def _runner(
 
 def scheduler_config(boot: WorkerBoot, model: LoadedModel, address: str) -> SchedulerConfig:
     """address: what grants say this worker is reached at."""
-    batch, limit, longest = boot.spec.batch, boot.spec.model.max_len, model.config.max_len
+    batch = boot.spec.batch
     return SchedulerConfig(
         role=boot.role,
         worker_id=boot.worker_id,
@@ -183,7 +228,7 @@ def scheduler_config(boot: WorkerBoot, model: LoadedModel, address: str) -> Sche
         layers=model.config.layers,
         max_running=batch.max_running,
         max_queued_tokens=batch.max_queued_tokens,
-        max_model_len=min(limit, longest) if limit else longest,
+        max_model_len=_longest(boot, model.config),
         vocab_size=model.config.vocab_size,
         eos_ids=frozenset(model.config.eos_ids),
         lease_s=boot.spec.timeouts.lease_s,

@@ -133,7 +133,11 @@ class WorkerProcess:
         source = Source(model.arena, model.layout, spec.transport, spec.timeouts, self._faults)
         local = Local(self._boot.worker_id, model.compat, host, source, self._loop, fallbacks)
         handoff = Handoff(
-            partial(PeerConnection, local), self._service.emit, local.worker_id, time.monotonic
+            partial(PeerConnection, local),
+            self._service.emit,
+            local.worker_id,
+            time.monotonic,
+            model.staging.send_out,
         )
         config = scheduler_config(self._boot, model, address)
         engine = Engine(
@@ -146,7 +150,7 @@ class WorkerProcess:
         handoff.bind(engine)
         model.grammars.bind(engine.wake)
         data = DataServer(
-            engine.landing,
+            model.staging.landing(engine.landing),
             model.arena,
             model.layout,
             spec.transport,

@@ -28,6 +28,9 @@ from benchmarks.inprocess import InProcess
 from benchmarks.peer import Peer
 from cluster.machine import usable_cores
 from core.spec import ClusterSpec, KVSpec, ModelSpec, WeightsSpec
+from engine.model.config_file import load_config
+from engine.model.refs import resolve
+from engine.model.weights import load_weights
 
 STREAMS = (1, 8, 32)
 PROMPT, OUT = 240, 64
@@ -95,7 +98,14 @@ def _subjects(args: argparse.Namespace, stack: ExitStack) -> Iterator[tuple[str,
         spec = replace(spec, weights=WeightsSpec(dtype=weights))  # type: ignore[arg-type]
         engine = InProcess(spec, usable_cores())
         stack.callback(engine.stop)
-        yield name, Subject(_run_of(engine), engine.weight_bytes, engine.kv_bytes)
+        size = _weight_bytes(args.model, weights if weights != "auto" else dtype)
+        yield name, Subject(_run_of(engine), size, engine.kv_bytes)
+
+
+def _weight_bytes(ref: str, storage: str) -> int:
+    files = resolve(ref)
+    weights = load_weights(files, load_config(files), torch.float32, storage)  # type: ignore[arg-type]
+    return sum(weight.nbytes for weight in weights.values())
 
 
 def _run_of(engine: InProcess) -> Callable[[Sequence[list[int]], int], tuple[float, int]]:

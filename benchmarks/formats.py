@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from cluster.machine import usable_cores
 from core.ids import AttemptKey, BlockId, RequestId
 from core.sampling import Sampling
-from engine.device.backend import best_backend
+from engine.device.choice import best_backend
 from engine.device.pool import KVPool
 from engine.device.runner import Runner, kv_layout
 from engine.model.build import build_decoder

@@ -67,11 +67,6 @@ class InProcess:
         return Run(timings, time.perf_counter() - began)
 
     @property
-    def weight_bytes(self) -> int:
-        """What a decode step of few sequences reads of the weights."""
-        return self._model.weight_bytes
-
-    @property
     def kv_bytes(self) -> int:
         """Of one token."""
         return self._model.layout.kv_bytes // self._model.layout.block_size

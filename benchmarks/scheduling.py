@@ -41,6 +41,7 @@ def main() -> None:
         if args.moe:
             ref = str(random_moe.write(Path(stack.enter_context(tempfile.TemporaryDirectory()))))
         loop, rules = _engine(ref, args.chunk, args.threads, args.cpu_time)
+        loop.run(rules, arrivals.mixed(-1, 4, args.rate, rules.vocab_size), Figures())
         figures = {name: Figures() for name in args.policies}
         for turn in range(args.rounds):
             requests = _requests(args, seed=turn, vocab=min(VOCAB, rules.vocab_size))
@@ -77,7 +78,7 @@ def _rotated(names: Sequence[str], turn: int) -> list[str]:
 
 def _print_table(figures: dict[str, Figures]) -> None:
     heads = ("TTFT p50 ms", "TTFT p99 ms", "TPOT p50 ms", "TPOT p99 ms", "longest gap ms", "tok/s")
-    print("\n| policy | " + " | ".join(heads) + " |\n|---" * 1 + "|--:" * len(heads) + "|")
+    print("\n| policy | " + " | ".join(heads) + " |\n|---" + "|--:" * len(heads) + "|")
     base = figures[BASE].row()
     for name, of_policy in figures.items():
         cells = (

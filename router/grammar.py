@@ -12,9 +12,9 @@ properties than its schema names, unless that has additionalProperties.
 """
 
 import json
+from typing import TypeGuard
 
-from core.messages import MAX_GRAMMAR_BYTES
-from core.sampling import Grammar, GrammarKind
+from core.sampling import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 from router.fields import Fields, bad, wrong
 
 MAX_DEPTH = 64
@@ -82,16 +82,14 @@ def _written(value: object, path: str) -> str:
 
 def _deeper_than(value: object, most: int) -> bool:
     level = [value]
-    for _ in range(most + 1):
-        level = [
-            child
-            for parent in level
-            if isinstance(parent, dict | list)
-            for child in (parent.values() if isinstance(parent, dict) else parent)
-        ]
-        if not level:
-            return False
-    return True
+    for _ in range(most):
+        inside = (v.values() if isinstance(v, dict) else v for v in level if _nests(v))
+        level = [child for children in inside for child in children if _nests(child)]
+    return bool(level)
+
+
+def _nests(value: object) -> TypeGuard[dict[str, object] | list[object]]:
+    return isinstance(value, dict | list)
 
 
 def _check_size(text: str, path: str) -> None:

@@ -13,7 +13,7 @@ _FILE = "held_out.json"
 
 def write(corpora: Mapping[str, Corpus], folder: Path) -> None:
     texts = {name: _first(corpus.held_out) for name, corpus in corpora.items()}
-    content = {"origins": ORIGINS, "licences": "see README.md", "texts": texts}
+    content = {"origins": ORIGINS, "licences": "see LICENSES.md", "texts": texts}
     serial = json.dumps(content, ensure_ascii=False, indent=1)
     (folder / _FILE).write_text(serial + "\n", "utf-8")
 

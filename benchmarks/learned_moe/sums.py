@@ -1,4 +1,4 @@
-"""Sums and differences of two numbers below 100, one a line: "37+58=95"."""
+"""A digit added to or taken from a number below 100, one problem a line: "37+8=45"."""
 
 import random
 from collections.abc import Sequence
@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from benchmarks.learned_moe.digest import is_held_out
 
-_LIMIT = 100
 _LINES = 24
 """Problems to a document."""
 
@@ -21,7 +20,7 @@ class Problem:
 
 def problems(held_out: bool) -> tuple[Problem, ...]:
     """All of one side of the split; a question of one side is never seen on the other."""
-    pairs = [(a, b) for a in range(_LIMIT) for b in range(_LIMIT)]
+    pairs = [(a, b) for a in range(100) for b in range(10)]
     every = [Problem(f"{a}+{b}=", f"{a + b}") for a, b in pairs]
     every += [Problem(f"{a}-{b}=", f"{a - b}") for a, b in pairs if a >= b]
     return tuple(p for p in every if is_held_out(p.question) == held_out)

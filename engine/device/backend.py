@@ -41,8 +41,3 @@ class TorchBackend:
 
     def attention(self, config: ModelConfig, pool: KVPool, context: StepContext) -> Attention:
         return PagedAttention(pool.kv, context, config.windows, config.scale)
-
-
-def best_backend(dtype: torch.dtype) -> Backend:
-    """The fastest on this machine that computes in `dtype`."""
-    return TorchBackend.of(dtype)

@@ -1,16 +1,18 @@
 """Executes plans: the model, its KV pool and the sampler put together.  Engine thread only."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from core.errors import InternalError, Stage
 from core.ids import AttemptKey, BlockId, RequestId
 from core.kvlayout import KVLayout
 from core.sampling import Sampling
 from engine.device.backend import Backend
-from engine.device.batch import build_batch
+from engine.device.batch import Batch, build_batch
 from engine.device.experts import context_counts
 from engine.device.forward import Forward
 from engine.device.pool import KVPool
@@ -19,14 +21,22 @@ from engine.model.config import ModelConfig
 from engine.model.decoder import Decoder
 from engine.policy.plan import Plan, SampleAt, Sampled, Work
 
+_CPU = torch.device("cpu")
+
 
 class Runner:
     """`engine.loop.StepRunner` over one model and one pool."""
 
     def __init__(
-        self, model: Decoder, pool: KVPool, backend: Backend, grammar: GrammarMasks | None = None
+        self,
+        model: Decoder,
+        pool: KVPool,
+        backend: Backend,
+        grammar: GrammarMasks | None = None,
+        forward: Callable[[Plan, Batch], Tensor] | None = None,
     ) -> None:
         """backend: the one the model was built with.  grammar: None serves no grammars.
+        forward: None for a `Forward` over the other three.
 
         Raises InternalError when the pool is laid out for another model.
         """
@@ -40,7 +50,7 @@ class Runner:
         self._model = model
         self._pool = pool
         self._backend = backend
-        self._forward = Forward(model, pool, backend)
+        self._forward = forward or Forward(model, pool, backend)
         self._sampler = Sampler(model.config.eos_ids, grammar)
 
     def run(self, plan: Plan) -> list[Sampled | None]:
@@ -59,6 +69,10 @@ class Runner:
                 chosen = self._sampler.sample(logits, batch.asks)
                 for index, sampled in zip(batch.sampled, chosen, strict=True):
                     outcome[index] = self._counted(plan.works[index], sampled)
+            elif self._backend.device.type == "cuda":
+                # Without a token to wait for the step would be under way still, and the blocks
+                # that it writes may be lent or given to others next.
+                torch.cuda.current_stream().synchronize()
         return outcome
 
     def _counted(self, work: Work, sampled: Sampled) -> Sampled:
@@ -89,8 +103,10 @@ def kv_layout(config: ModelConfig, block_size: int, dtype: str) -> KVLayout:
     return KVLayout(config.layers, config.kv_heads, block_size, config.head_dim, dtype, counters)
 
 
-def auto_dtype() -> Literal["float32", "bfloat16"]:
-    """What `ModelSpec.dtype` "auto" means on this machine: bfloat16 only where the CPU
-    multiplies in it; emulated, it is slower than float32."""
+def auto_dtype(device: torch.device = _CPU) -> Literal["float32", "bfloat16"]:
+    """What `ModelSpec.dtype` "auto" means on this device: bfloat16 but on CPUs that do not
+    multiply in it; emulated, it is slower than float32."""
+    if device.type == "cuda":
+        return "bfloat16"
     has = torch.cpu.get_capabilities()
     return "bfloat16" if has.get("avx512_bf16") or has.get("amx_bf16") else "float32"

@@ -51,4 +51,5 @@ def _common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
     """Length of the common beginning."""
     if other[: len(one)] == one:
         return len(one)
-    return next(i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from queue import LifoQueue
 
 from core.errors import BadRequest, DeadlineExceeded, InternalError, Stage, TriremeError
-from core.messages import MAX_GRAMMAR_BYTES
-from core.sampling import Grammar
+from core.sampling import MAX_GRAMMAR_BYTES, Grammar
 from engine.grammar.matching import Compiled, Compiler, Matcher
 from engine.grammar.rejection import rejected
 from engine.policy.grammars import PENDING, READY, GrammarState

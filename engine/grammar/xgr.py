@@ -19,6 +19,8 @@ _WHITESPACE = 8
 """Blanks in a row between JSON's tokens, at most: small models would go on with them for ever."""
 _SOURCE = re.compile(r"^(\[[\d:]+\] \S+:\d+: )?(Check failed: .* is (false|true): )?")
 _SAID_CHARS = 500
+_BOUNDED = re.compile(r'^(\S+_characters ::= \(\(\[\^)(\\"\\\\\\r\\n\]\)\))$', re.MULTILINE)
+"""The characters of a string of limited length, as xgrammar prints them."""
 
 
 class XMatcher:
@@ -71,12 +73,12 @@ class Toolkit:
         )
         compiler = xgrammar.GrammarCompiler(self._info, max_threads=1, cache_enabled=False)
         self._by_kind: Mapping[GrammarKind, Callable[[str], xgrammar.CompiledGrammar]] = {
-            GrammarKind.JSON_SCHEMA: lambda source: compiler.compile_json_schema(
-                source or _ANY_OBJECT, max_whitespace_cnt=_WHITESPACE
-            ),
+            GrammarKind.JSON_SCHEMA: lambda source: compiler.compile_grammar(_of_schema(source)),
             GrammarKind.REGEX: compiler.compile_regex,
             GrammarKind.EBNF: compiler.compile_grammar,
-            GrammarKind.STRUCTURAL_TAG: compiler.compile_structural_tag,
+            GrammarKind.STRUCTURAL_TAG: lambda source: compiler.compile_grammar(
+                _valid_json(xgrammar.Grammar.from_structural_tag(source))
+            ),
         }
 
     def compile(self, grammar: Grammar) -> XCompiled:
@@ -95,3 +97,15 @@ class Toolkit:
     def load(self, dumped: bytes) -> XCompiled:
         """What `XCompiled.dump` gave, with the same vocabulary."""
         return XCompiled(xgrammar.CompiledGrammar.deserialize_json(dumped.decode(), self._info))
+
+
+def _of_schema(source: str) -> xgrammar.Grammar | str:
+    made = xgrammar.Grammar.from_json_schema(source or _ANY_OBJECT, max_whitespace_cnt=_WHITESPACE)
+    return _valid_json(made)
+
+
+def _valid_json(grammar: xgrammar.Grammar) -> xgrammar.Grammar | str:
+    """xgrammar 0.2.9 lets control characters into strings with minLength or maxLength, where JSON
+    has none: in those, rule them out as it does in all other strings."""
+    printed, count = _BOUNDED.subn(r"\1\\0-\\x1f\2", str(grammar))
+    return printed if count else grammar

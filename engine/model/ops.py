@@ -43,7 +43,8 @@ class Experts(Protocol):
 class Ops(Protocol):
     """dtype: what activations are computed in, at least as precise as the weights' type."""
 
-    dtype: torch.dtype
+    @property
+    def dtype(self) -> torch.dtype: ...
 
     def linear(self, parts: Sequence[Weight], bias: Tensor | None = None) -> Linear:
         """One matrix of `parts` stacked along its outputs.  Takes the parts over: the caller

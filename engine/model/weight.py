@@ -62,6 +62,14 @@ def dense(weight: Weight) -> Tensor:
     return weight if isinstance(weight, Tensor) else weight.dense()
 
 
+def on_device(weight: Weight, device: torch.device) -> Weight:
+    if isinstance(weight, Tensor):
+        return weight.to(device)
+    mins = None if weight.mins is None else weight.mins.to(device)
+    codes, scales = weight.codes.to(device), weight.scales.to(device)
+    return Quantised(codes, scales, mins, weight.bits, weight.group)
+
+
 def stack(parts: Sequence[Weight]) -> Weight:
     """One matrix of the outputs of all parts, in order; dense unless all are quantised alike."""
     codes = [part for part in parts if isinstance(part, Quantised)]

@@ -10,6 +10,7 @@
 namespace {
 
 constexpr int64_t CHUNK = 64;     // positions scored at a time
+static_assert(CHUNK % COLUMNS == 0);
 constexpr int64_t TILE = 96;      // query rows (queries x heads of a group) of a task, about
 constexpr int64_t SEGMENT = 256;  // positions of a task that holds all queries of its work
 constexpr float LOWEST = -1e30f;  // below every score, and finite: LOWEST - LOWEST is 0
@@ -97,7 +98,8 @@ class Paged {
             }
     }
 
-    void attend(const Task& task, float* parts) const {
+    // following: what this thread is likely to do next.
+    void attend(const Task& task, const Task& following, float* parts) const {
         int64_t rows = task.queries * group, count = task.end - task.begin;
         float* at = task.part < 0 ? scratch<Sums>(part_floats()) : parts + task.part * part_floats();
         Result result{at, width};
@@ -105,11 +107,9 @@ class Paged {
         for (int64_t i = 0; i < rows; i++) result.greatest(i) = LOWEST;
         float* queries = scratch<Queries>(rows * of.head_dim);
         stage_queries(task, queries);
-        const T** keys = scratch<Pointers, const T*>(count);
-        for (int64_t p = 0; p < count; p++)
-            keys[p] = p && (task.begin + p) % of.block_size
-                          ? keys[p - 1] + of.head_dim
-                          : key_of(task.work, task.head, task.begin + p);
+        const T** keys = scratch<Pointers, const T*>(count + CHUNK);
+        locate(task, count, keys);
+        locate(following, CHUNK, keys + count);
         for (int64_t p = 0; p < count; p += CHUNK)
             chunk(task, keys, p, std::min(CHUNK, count - p), queries, result);
         if (task.part < 0) finish(task, result);
@@ -139,18 +139,28 @@ class Paged {
                position % of.block_size * of.head_dim;
     }
 
+    // Where the keys of the first `count` positions are; past the end the last one is repeated.
+    void locate(const Task& task, int64_t count, const T** keys) const {
+        for (int64_t p = 0; p < count; p++) {
+            int64_t position = std::min(task.begin + p, task.end - 1);
+            bool same_page = p && position % of.block_size;
+            keys[p] = same_page ? keys[p - 1] + of.head_dim : key_of(task.work, task.head, position);
+        }
+    }
+
+    // What comes after this chunk is fetched meanwhile, by as many positions as a page may hold.
     void chunk(const Task& task, const T** keys, int64_t first, int64_t count, const float* queries,
                const Result& result) const {
-        int64_t rows = task.queries * group, columns = padded(count);
-        float* panels = scratch<Keys>(padded(CHUNK) * of.head_dim);
+        int64_t rows = task.queries * group, columns = padded(count), dim = of.head_dim;
+        float* panels = scratch<Keys>(CHUNK * dim);
         float* values = scratch<Values>(CHUNK * width);
-        float* scores = scratch<Scores>(rows * padded(CHUNK));
+        float* scores = scratch<Scores>(rows * CHUNK);
+        const T** next = keys + first + count;
         std::fill_n(scores, rows * columns, 0.0f);
-        fetch(keys + first + count, std::min(CHUNK, task.end - task.begin - first - count));
         stage_keys(keys + first, count, panels);
         for (int64_t p = 0; p < columns; p += COLUMNS)
-            tiles(Float32Panel{panels + p * of.head_dim, COLUMNS}, {queries, of.head_dim}, rows, 0,
-                  of.head_dim, {scores + p, columns}, panels, 0);
+            tiles(Float32Panel{panels + p * dim, COLUMNS}, {queries, dim}, rows, 0, dim,
+                  {scores + p, columns}, next[p], COLUMNS * dim * sizeof(T));
         for (int64_t i = 0; i < rows; i++) {
             hide(task, i, task.begin + first, columns, scores + i * columns);
             weigh(scores + i * columns, columns, result, i);
@@ -158,44 +168,38 @@ class Paged {
         stage_values(keys + first, count, values);
         for (int64_t d = 0; d < width; d += COLUMNS)
             tiles(Float32Panel{values + d, width}, {scores, columns}, rows, 0, count,
-                  {result.sums(0) + d, result.stride()}, values, 0);
-    }
-
-    // Keys and values that the next chunk will need.
-    void fetch(const T** keys, int64_t count) const {
-        for (int64_t p = 0; p < count; p++)
-            for (int64_t d = 0; d < of.head_dim; d += 64 / int64_t(sizeof(T))) {
-                __builtin_prefetch(keys[p] + d);
-                __builtin_prefetch(keys[p] + to_value + d);
-            }
+                  {result.sums(0) + d, result.stride()}, next[CHUNK * d / width] + to_value,
+                  CHUNK * COLUMNS * dim / width * sizeof(T));
     }
 
     // As panels [columns / COLUMNS, head_dim, COLUMNS]; the last position fills the last columns.
     void stage_keys(const T** keys, int64_t count, float* to) const {
+        const int64_t dim = of.head_dim;
         for (int64_t p = 0; p < padded(count); p += W) {
             const T* rows[W];
             for (int i = 0; i < W; i++) rows[i] = keys[std::min(p + i, count - 1)];
-            float* columns = to + p / COLUMNS * COLUMNS * of.head_dim + p % COLUMNS;
+            float* columns = to + p / COLUMNS * COLUMNS * dim + p % COLUMNS;
             int64_t d = 0;
-            for (; d + W <= of.head_dim; d += W) {
+            for (; d + W <= dim; d += W) {
                 Vec square[W];
                 for (int i = 0; i < W; i++) square[i] = load_as_float(rows[i] + d);
                 transpose(square);
                 for (int i = 0; i < W; i++) store(columns + (d + i) * COLUMNS, square[i]);
             }
-            for (; d < of.head_dim; d++)
+            for (; d < dim; d++)
                 for (int i = 0; i < W; i++) columns[d * COLUMNS + i] = one_as_float(rows[i] + d);
         }
     }
 
     // As [count, width], padded with zeros.
     void stage_values(const T** keys, int64_t count, float* to) const {
-        for (int64_t p = 0; p < count; p++, to += width) {
-            const T* from = keys[p] + to_value;
+        const int64_t dim = of.head_dim, wide = width, values = to_value;
+        for (int64_t p = 0; p < count; p++, to += wide) {
+            const T* from = keys[p] + values;
             int64_t d = 0;
-            for (; d + W <= of.head_dim; d += W) store(to + d, load_as_float(from + d));
-            for (; d < of.head_dim; d++) to[d] = one_as_float(from + d);
-            for (; d < width; d++) to[d] = 0;
+            for (; d + W <= dim; d += W) store(to + d, load_as_float(from + d));
+            for (; d < dim; d++) to[d] = one_as_float(from + d);
+            for (; d < wide; d++) to[d] = 0;
         }
     }
 
@@ -293,7 +297,8 @@ void run(const Context& of, const Inputs& in, int64_t threads) {
 #pragma omp for
         for (int64_t i = 0; i < of.count; i++) paged.remember(i);
 #pragma omp for schedule(dynamic)
-        for (int64_t i = tasks - 1; i >= 0; i--) paged.attend(schedule.tasks[i], parts);
+        for (int64_t i = tasks - 1; i >= 0; i--)
+            paged.attend(schedule.tasks[i], schedule.tasks[std::max<int64_t>(0, i - threads)], parts);
 #pragma omp for
         for (int64_t i = 0; i < merges; i++)
             paged.merge(schedule.merges[i].first, schedule.merges[i].second, parts);

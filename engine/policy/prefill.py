@@ -54,7 +54,8 @@ class PrefillScheduler:
                 seq for i, seq in enumerate(candidates) if i < stuck or seq.state is not _S.WAITING
             ]
         self._streak = self._streak + 1 if shares else 0
-        return [self._work(candidates[share.prompt], share) for share in shares]
+        size = self._config.block_size
+        return [candidates[s.prompt].work(s.tokens, size, s.layers) for s in shares]
 
     def _candidates(self, slots: int) -> list[Sequence]:
         """By age.  A sequence without a slot is overtaken by those that need none, one without its
@@ -94,6 +95,8 @@ class PrefillScheduler:
         return Load(decodes, tuple(self._prompt(seq) for seq in candidates), self._streak)
 
     def _prompt(self, seq: Sequence) -> Prompt:
+        """The start of one may evict cached blocks that another counts on here: that one then has
+        more to compute than its share, and goes on in the next step."""
         if seq.state is _S.WAITING:
             cached = self._pool.cached_prefix(self._reusable(seq)) * self._config.block_size
             return Prompt(seq.uncomputed - cached)
@@ -130,11 +133,6 @@ class PrefillScheduler:
             self._totals.prompt_tokens += total
             self._totals.cached_tokens += seq.computed
         return True
-
-    def _work(self, seq: Sequence, share: Share) -> Work:
-        """A start may have evicted cached blocks that a later one was to match: the share is then
-        less than all it has to compute."""
-        return seq.work(share.tokens, self._config.block_size, share.layers)
 
     def _hashes(self, seq: Sequence) -> list[BlockHash]:
         return seq.chain.first(len(seq.tokens) // self._config.block_size, seq.tokens)

@@ -1,4 +1,4 @@
-"""A vocabulary of bytes and a few longer tokens, and compilers for it that are quick, or held up."""
+"""A vocabulary of bytes and a few longer tokens, and compilers for it: quick ones, or held up."""
 
 import threading
 import time
@@ -27,7 +27,7 @@ OBJECT = (
 )
 TAG = (
     '{"type":"structural_tag","format":{"type":"tag","begin":"<a>","content":{"type":"json_schema",'
-    f'"json_schema":{OBJECT}}},"end":"</a>"}}}}'
+    '"json_schema":{"type":"string","maxLength":6}},"end":"</a>"}}'
 )
 WORDS = 'root ::= word ("-" word)* "."\nword ::= [a-c]{1,3}'
 GRAMMARS = {

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from cluster.layout import layout, shortfall
 from core.messages import Role
-from core.spec import BatchSpec, ClusterSpec, KVSpec, PoolSpec
+from core.spec import BatchSpec, ClusterSpec, KVSpec, ModelSpec, PoolSpec
 
 pools = st.lists(
     st.builds(PoolSpec, st.sampled_from(list(Role)), st.integers(0, 4)), min_size=1, max_size=4
@@ -50,6 +50,14 @@ def test_cores_are_shared_by_all_ranks_and_a_worker_needs_those_of_its_own():
         ("decode-0", 1, 3, 3.0, 1),
         ("decode-1", 1, 3, 3.0, 1),
     ]
+
+
+def test_a_gpu_of_its_own_is_asked_for_each_worker_that_must_run_on_one():
+    on_gpus = layout(ClusterSpec(model=ModelSpec(device="cuda")), cores=8)
+    wherever = layout(ClusterSpec(), cores=8)
+
+    assert [dict(s.needs) for s in on_gpus] == [{"CPU": 4.0, "GPU": 1.0}] * 2
+    assert [dict(s.needs) for s in wherever] == [{"CPU": 4.0}] * 2
 
 
 def test_threads_of_a_worker_are_split_over_its_ranks():

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from core.errors import BadRequest, DeadlineExceeded, InternalError
-from core.messages import MAX_GRAMMAR_BYTES
-from core.sampling import Grammar
+from core.sampling import MAX_GRAMMAR_BYTES, Grammar
 from engine.grammar import shelf as shelf_module
 from engine.grammar.matching import Compiled, Compiler
 from engine.grammar.shelf import IN_USE_S, WAIT_S, GrammarShelf

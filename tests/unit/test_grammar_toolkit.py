@@ -50,6 +50,16 @@ def test_blanks_do_not_go_on_for_ever() -> None:
     assert b" " not in allowed(compiled, b"{" + 8 * b" ")
 
 
+@pytest.mark.parametrize("limits", ["", ',"maxLength":9', ',"minLength":1'])
+def test_no_string_has_control_characters_for_json_has_none(limits: str) -> None:
+    schema = f'{{"type":"string"{limits}}}'
+    tag = f'{{"type":"structural_tag","format":{{"type":"json_schema","json_schema":{schema}}}}}'
+    for grammar in (Grammar(KIND.JSON_SCHEMA, schema), Grammar(KIND.STRUCTURAL_TAG, tag)):
+        after = allowed(TOOLKIT.compile(grammar), b'"a')
+        assert {b"z", b" ", b'"'} <= after
+        assert not [token for token in after if min(token, default=99) < 32]
+
+
 def test_a_structural_tag_is_free_until_a_trigger() -> None:
     source = (
         '{"type":"structural_tag","format":{"type":"triggered_tags","triggers":["<f="],"tags":'
@@ -78,7 +88,7 @@ def test_special_and_padding_tokens_are_never_allowed(kind: KIND) -> None:
 def test_dumped_and_loaded_it_is_the_same(kind: KIND) -> None:
     compiled = TOOLKIT.compile(GRAMMARS[kind])
     again = Toolkit(VOCABULARY).load(compiled.dump())
-    start = {KIND.STRUCTURAL_TAG: b"<a>{", KIND.JSON_SCHEMA: b'{"na', KIND.REGEX: b"abc"}
+    start = {KIND.STRUCTURAL_TAG: b'<a>"', KIND.JSON_SCHEMA: b'{"na', KIND.REGEX: b"abc"}
     for output in (b"", start.get(kind, b"ab-c")):
         assert allowed(again, output) == allowed(compiled, output)
     assert again.nbytes > 0

@@ -161,7 +161,9 @@ def test_the_sampler_is_told_whose_output_it_is() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), max_size=40))
-def test_whenever_grammars_come_and_go_every_output_is_whole(turns: list[tuple[bool, bool]]) -> None:
+def test_whenever_grammars_come_and_go_every_output_is_whole(
+    turns: list[tuple[bool, bool]],
+) -> None:
     """Grammars flicker on a pool too small for all."""
     grammars = Grammars()
     bench = Bench(config(total_blocks=10, max_model_len=28, max_running=3), grammars)

@@ -1,5 +1,6 @@
 """What a format is called, and that stored matrices stand for what it promises."""
 
+import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -7,9 +8,12 @@ from typing import Any
 import gguf
 import pytest
 import torch
+from rich.console import Console
 
+from cluster.console import Steps
+from cluster.serve import resolve_model
 from core.errors import ConfigError
-from core.spec import ClusterSpec, PoolSpec, WeightsSpec
+from core.spec import ClusterSpec, ModelSpec, PoolSpec, WeightsSpec
 from engine.model.build import build_decoder
 from engine.model.config_file import load_config
 from engine.model.formats import WeightFormat, choose
@@ -166,3 +170,15 @@ def test_a_model_over_codes_gives_the_tokens_of_their_values(
         both = [build_decoder(config, w, TorchOps(torch.float32)) for w in (codes, values)]
         one, two = (greedy(model, config, prompt, 12, ()) for model in both)
         assert one == two
+
+
+def test_serve_refuses_a_format_the_model_has_not_before_anything_starts(
+    folder: ModelFiles,
+) -> None:
+    spec = ClusterSpec(
+        model=ModelSpec(ref=str(folder.path)),
+        pools=(PoolSpec(), PoolSpec(weights="gguf")),
+    )
+    with Steps(Console(file=io.StringIO())) as steps, pytest.raises(ConfigError) as caught:
+        resolve_model(spec, steps)
+    assert caught.value.field == "weights.dtype"

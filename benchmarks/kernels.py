@@ -5,7 +5,7 @@
 
 Every matrix of every layer is multiplied once per round, subject by subject, so that weights come
 from memory as in a real step; of each shape the fastest call of all rounds counts, times the
-number of layers.  Attention: all layers, the fastest round.
+number of layers.  The same goes for attention, over contexts that were cached before.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -38,6 +39,10 @@ STEPS = {"1 x 300": [(299, 1)], "8 x 300": [(299, 1)] * 8, "32 x 300": [(299, 1)
 }
 
 
+Best: TypeAlias = dict[tuple[int, int], float]
+"""Seconds by shape."""
+
+
 @dataclass(frozen=True, slots=True)
 class Subject:
     """matrices: (out, in), in bytes, product."""
@@ -60,7 +65,8 @@ def main() -> None:
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    raw = argparse.RawTextHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32, 512])
     parser.add_argument("--rounds", type=int, default=5)
@@ -102,22 +108,21 @@ def _codes(bits: int, outputs: int, depth: int) -> Quantised:
 
 
 def _read_speed() -> float:
-    """GB/s of summing up 256 MiB."""
-    memory = torch.ones(1 << 26)
-    return memory.nbytes / min(_timed(memory.sum) for _ in range(10)) / 1e9
+    """GB/s of summing up 128 MiB."""
+    memory = torch.ones(1 << 25)
+    return memory.nbytes / min(_timed(memory.sum) for _ in range(40)) / 1e9
 
 
 def _matrices(subjects: Sequence[Subject], rows: int, rounds: int, speed: float) -> None:
     chunk = rows > FEW_ROWS
     subjects = [s for s in subjects if not (chunk and s.name == SLOW)]
-    best: dict[str, dict[tuple[int, int], float]] = defaultdict(dict)
+    best: dict[str, Best] = {s.name: defaultdict(lambda: float("inf")) for s in subjects}
     for _ in range(2 if chunk else rounds):
         for subject in subjects:
             fastest = best[subject.name]
             for shape, _, linear in subject.matrices[: -1 if chunk else None]:
                 x = torch.randn(rows, shape[1]).to(_dtype(linear))
-                seconds = _timed(lambda: linear(x))
-                fastest[shape] = min(seconds, fastest.get(shape, seconds))
+                fastest[shape] = min(fastest[shape], _timed(linear, x))
     print(f"\n{rows} rows: the matrices of all layers" + ("" if chunk else " and of the head"))
     print(f"{'':14}{'ms':>8}{'GB/s':>8}{'of read':>9}{'GFLOP/s':>9}{'x torch':>9}")
     reference = 0.0
@@ -140,13 +145,12 @@ def _dtype(linear: Linear) -> torch.dtype:
 
 def _attention(library: Library, threads: int, rounds: int) -> None:
     print("\nattention, all layers, ms")
-    print(f"{'':14}{'torch':>8}{'native':>8}{'bf16 KV':>8}{'x torch':>9}")
+    print(f"{'':14}{'torch':>9}{'native':>9}{'bf16 KV':>9}{'x torch':>9}")
+    windows, scale = (0,) * LAYERS, HEAD_DIM**-0.5
     for name, spans in STEPS.items():
         context = _context(spans)
         pool = _pool(context)
-        windows = (0,) * LAYERS
-        scale = HEAD_DIM**-0.5
-        backends = [
+        backends: list[Attention] = [
             PagedAttention(pool, context, windows, scale),
             NativeAttention(library, pool, context, windows, scale, threads),
             NativeAttention(library, pool.bfloat16(), context, windows, scale, threads),
@@ -156,14 +160,10 @@ def _attention(library: Library, threads: int, rounds: int) -> None:
         best = [float("inf")] * len(backends)
         for _ in range(rounds):
             for i, backend in enumerate(backends):
-                best[i] = min(best[i], _timed(lambda: _all_layers(backend, inputs)))
-        columns = "".join(f"{1e3 * seconds:8.2f}" for seconds in best)
-        print(f"{name:14}{columns}{best[0] / best[1]:9.2f}")
-
-
-def _all_layers(attention: Attention, inputs: Sequence[Tensor]) -> None:
-    for layer in range(LAYERS):
-        attention(layer, *inputs)
+                for layer in range(LAYERS):
+                    best[i] = min(best[i], _timed(backend, layer, *inputs))
+        cells = "".join(f"{1e3 * LAYERS * seconds:9.2f}" for seconds in best)
+        print(f"{name:14}{cells}{best[0] / best[1]:9.2f}")
 
 
 def _context(spans: Sequence[tuple[int, int]]) -> StepContext:
@@ -183,9 +183,9 @@ def _pool(context: StepContext) -> Tensor:
     return torch.randn(blocks, LAYERS, 2, KV_HEADS, BLOCK, HEAD_DIM)
 
 
-def _timed(call: Callable[[], object]) -> float:
+def _timed(call: Callable[..., object], *arguments: object) -> float:
     began = time.perf_counter()
-    call()
+    call(*arguments)
     return time.perf_counter() - began
 
 

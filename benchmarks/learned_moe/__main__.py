@@ -5,7 +5,7 @@
 
 It has read English prose, Python code, sums and French.  Its folder is a plain Hugging Face one
 (Qwen3-MoE, 1.9 M weights): `trireme serve --model benchmarks/learned_moe/model` serves it.
-`train` needs the French text: pip install --no-deps indico jupyterlab-language-pack-fr-FR
+`train` takes French from two packages that nothing else needs, and says which are missing.
 """
 
 import argparse
@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from transformers.utils.logging import disable_progress_bar
 
 from benchmarks.learned_moe import checkpoint, picture
 from benchmarks.learned_moe.french import MissingText
@@ -27,6 +28,7 @@ _REPORT = "report.txt"
 def main() -> int:
     args = _parse()
     torch.set_num_threads(args.threads)
+    disable_progress_bar()
     if args.command == "train":
         try:
             make(args.folder, replace(Recipe(), steps=args.steps))

@@ -17,7 +17,7 @@ def lines(report: Report) -> Iterator[str]:
         numbers = f"{perplexity:>12.1f}{report.unigram[name]:>10.1f}"
         yield f"{name:<14}{numbers}   " + "".join(f"{c:>9.2f}" for c in row)
     yield ""
-    yield f"sums never seen, answered right: {report.right_sums:.0%}"
+    yield f"answers to sums never seen that are right: {report.right_sums:.0%}"
     yield f"{SNIPPET}-token snippets nearest to their own domain: {report.right_domains:.1%}"
     yield ""
     yield from _heat_map(report)

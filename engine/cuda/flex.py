@@ -183,7 +183,7 @@ def block_mask(group: Group, window: int, lane: Lane) -> BlockMask:
 
     Made of the group's tensors on their device, which is not waited for.
     """
-    tables, starts, queries = group.tables, group.starts, group.queries
+    tables, starts, queries = group.tables, _varying(group.starts, 0), group.queries
     width = tables.shape[1]
     column = torch.arange(width, device=tables.device)
     first = starts[:, None] + torch.arange(0, queries, QUERY_BLOCK, device=tables.device)
@@ -194,7 +194,7 @@ def block_mask(group: Group, window: int, lane: Lane) -> BlockMask:
     blocks = tables[:, None].expand(index.shape).gather(2, index).clamp(max=lane.blocks - 1)
     parts = (blocks * (lane.stride // lane.block_size)).int()
     places = tables.new_full((len(tables), lane.blocks + 1), -1)
-    places.scatter_(1, tables, column.expand_as(tables))
+    _varying(places, 0).scatter_(1, tables, column.expand_as(tables))
 
     def sees(b: Tensor, h: Tensor, row: Tensor, token: Tensor) -> Tensor:
         inside = token % lane.stride

@@ -36,11 +36,14 @@ def pin(memory: Tensor) -> None:
 
     Raises ConfigError when the system lets it pin no more.
     """
-    status = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
-    if status:
+    try:
+        torch.cuda.check_error(
+            torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
+        )
+    except RuntimeError as error:
         raise ConfigError(
-            f"kv.memory_mb: {memory.nbytes >> 20} MiB of host memory cannot be pinned (CUDA error "
-            f"{status}); ask for less, or raise the limit of locked memory",
+            f"kv.memory_mb: {memory.nbytes >> 20} MiB of host memory cannot be pinned: {error}; "
+            "ask for less, or raise the limit of locked memory",
             stage=Stage.START,
             field="kv.memory_mb",
-        )
+        ) from error

@@ -16,7 +16,7 @@ from engine.grammar.shelf import IN_USE_S, GrammarShelf
 from engine.policy.plan import SampleAt
 
 _WORD_BITS = 32
-STEP_CPU_S = 0.25
+STEP_CPU_S = 0.05
 REPLAY_CPU_S = 0.001
 """What a step may cost an output, and each token of one that is followed anew.  Ambiguous grammars
 cost more with every token, and the rest of the batch waits for them."""

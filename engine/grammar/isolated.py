@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from multiprocessing import Pipe
 from typing import TYPE_CHECKING
 
@@ -113,18 +114,18 @@ class IsolatedCompiler:
     def _start(self) -> "tuple[Helper, Toolkit]":
         vocabulary = self._vocabulary()
         helper = self._spawn()
-        # Only now, for it takes seconds: most workers never see a grammar.
-        from engine.grammar.xgr import Toolkit
-
-        toolkit = Toolkit(vocabulary)
-        try:
-            helper.ask(pack_vocabulary(vocabulary), START_S)
-        except (TimeoutError, EOFError):
-            raise InternalError(
-                f"the grammar compiler did not start within {START_S:g} s ({helper.end()}); "
-                "see the worker's log, and try again",
-                stage=Stage.QUEUE,
-            ) from None
+        with ExitStack() as otherwise:
+            otherwise.callback(helper.end)
+            toolkit = _toolkit(vocabulary)
+            try:
+                helper.ask(pack_vocabulary(vocabulary), START_S)
+            except (TimeoutError, EOFError):
+                raise InternalError(
+                    f"the grammar compiler did not start within {START_S:g} s; see the worker's "
+                    "log, and try again",
+                    stage=Stage.QUEUE,
+                ) from None
+            otherwise.pop_all()
         return helper, toolkit
 
     def _spawn(self) -> Helper:
@@ -133,3 +134,16 @@ class IsolatedCompiler:
                 raise InternalError("this worker is stopping", stage=Stage.QUEUE)
             self._process = Helper()
             return self._process
+
+
+def _toolkit(vocabulary: Vocabulary) -> "Toolkit":
+    """Imported only now, for it takes seconds: most workers never see a grammar."""
+    try:
+        from engine.grammar.xgr import Toolkit
+    except ModuleNotFoundError as error:
+        raise BadRequest(
+            f"this cluster has no structured output: {error}; install xgrammar with its workers",
+            stage=Stage.QUEUE,
+            field="response_format",
+        ) from error
+    return Toolkit(vocabulary)

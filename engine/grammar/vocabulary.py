@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from core.errors import ModelUnsupported, Stage
 from core.ports import Tokenizer
 from engine.model.refs import ModelFiles
 from engine.text.load import load_tokenizer
@@ -25,5 +26,14 @@ class Vocabulary:
 
 
 def read_vocabulary(files: ModelFiles) -> Vocabulary:
-    """Takes about a second.  Raises ModelUnsupported when the model has no usable tokenizer."""
-    return Vocabulary.of(load_tokenizer(files))
+    """Takes about a second.  Raises ModelUnsupported when the model has no usable tokenizer, or
+    names no end of sequence."""
+    vocabulary = Vocabulary.of(load_tokenizer(files))
+    if not vocabulary.eos_ids:
+        raise ModelUnsupported(
+            f"model {files.name} names no end-of-sequence token, and no grammar can end without; "
+            "add eos_token_id to its config",
+            stage=Stage.QUEUE,
+            field="model.ref",
+        )
+    return vocabulary

@@ -71,5 +71,6 @@ class NativeAttention:
 
     def _rows(self, x: Tensor) -> Tensor:
         """float32, the heads of a row side by side."""
-        x = x.to(torch.float32)
+        if x.dtype is not torch.float32:
+            x = x.float()
         return x if x.stride()[1:] == (self._head_dim, 1) else x.contiguous()

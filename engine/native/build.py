@@ -22,10 +22,11 @@ SOURCES = Path(__file__).parent
 COMPILERS = ("g++", "clang++", "c++")
 FLAGS = (
     *("-std=gnu++17", "-O3", "-march=native", "-ffp-contract=fast"),
-    *("-fopenmp", "-fPIC", "-shared"),
+    *("-fopenmp", "-fPIC", "-shared", "-fvisibility-inlines-hidden"),
 )
-DEADLINE_S = 120.0
-"""For a compilation, and for waiting until another process has done it."""
+COMPILE_S = 120.0
+LOCK_S = 180.0
+"""Waiting for another process that compiles."""
 _POLL_S = 0.05
 
 
@@ -45,7 +46,7 @@ def build(cache: Path | None = None, extra: Sequence[str] = ()) -> Path:
     target = cache / f"{_digest(compiler, flags)}.so"
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        with _only_builder(target.with_suffix(".lock")):
+        with _only_builder(cache / "lock"):
             if not target.exists():
                 _compile(compiler, flags, target)
     except OSError as error:
@@ -83,24 +84,25 @@ def _compile(compiler: str, flags: Sequence[str], target: Path) -> None:
 def _run(command: Sequence[str]) -> str:
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=DEADLINE_S
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=COMPILE_S
         )
     except subprocess.TimeoutExpired as error:
-        raise NativeUnavailable(f"{command[0]} was not done after {DEADLINE_S:g} s") from error
+        raise NativeUnavailable(f"{command[0]} was not done after {COMPILE_S:g} s") from error
     if done.returncode:
-        raise NativeUnavailable(f"{command[0]} failed: {done.stderr.strip()[-500:]}")
+        errors = [line for line in done.stderr.splitlines() if "error" in line]
+        raise NativeUnavailable(f"{command[0]} failed: {'; '.join(errors[:3]) or done.stderr}")
     return done.stdout
 
 
 @contextmanager
 def _only_builder(path: Path) -> Iterator[None]:
     """Holds a lock that ends with the process, however it ends."""
-    end = time.monotonic() + DEADLINE_S
+    end = time.monotonic() + LOCK_S
     with path.open("w") as file:
         while not _try_lock(file.fileno()):
             if time.monotonic() > end:
                 raise NativeUnavailable(
-                    f"another process has held {path} for {DEADLINE_S:g} s; end it or remove it"
+                    f"another process has held {path} for {LOCK_S:g} s; end it or remove it"
                 )
             time.sleep(_POLL_S)
         yield

@@ -46,7 +46,8 @@ extern "C" void trireme_rms_norm(const float* x, int64_t rows, int64_t row_strid
                                  float* out, int64_t threads) {
 #pragma omp parallel for num_threads(threads) if (rows * heads * n > ALONE)
     for (int64_t i = 0; i < rows * heads; i++)
-        normalise(x + i / heads * row_stride + i % heads * head_stride, weight, n, eps, out + i * n);
+        normalise(x + i / heads * row_stride + i % heads * head_stride, weight, n, eps,
+                  out + i * n);
 }
 
 // x [rows, heads, n] in place; cos and sin [rows, n], the first half of sin with its sign flipped.

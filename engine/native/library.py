@@ -58,9 +58,7 @@ class Library:
         parts, rows = [POINTER(Matrix), number], [address, number]
         strided = [address, number, number, number, number, number]
         self.lanes: int = _function(loaded, "lanes", [], number)()
-        self.linear = _function(
-            loaded, "linear", [*parts, *rows, number, *rows, address, number]
-        )
+        self.linear = _function(loaded, "linear", [*parts, *rows, number, *rows, address, number])
         self.experts = _function(
             loaded,
             "experts",
@@ -69,9 +67,7 @@ class Library:
                 *(address, address, number, number, address, number),
             ],
         )
-        self.rms_norm = _function(
-            loaded, "rms_norm", [*strided, address, c_float, address, number]
-        )
+        self.rms_norm = _function(loaded, "rms_norm", [*strided, address, c_float, address, number])
         self.rotate = _function(loaded, "rotate", [*strided, address, address, number])
         self.gated = _function(loaded, "gated", [*rows, number, number, number, address, number])
         self.attention = _function(

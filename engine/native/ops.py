@@ -31,15 +31,16 @@ class NativeLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         x = _strided(x)
-        if x.shape[1] < self._depth:
-            x = F.pad(x, (0, self._depth - x.shape[1]))
-        out = x.new_empty(len(x), self._outputs)
+        rows, width = x.shape
+        if width < self._depth:
+            x = F.pad(x, (0, self._depth - width))
+        out = x.new_empty(rows, self._outputs)
         self._library.linear(
             self._matrices,
-            len(self._matrices),
+            len(self._parts),
             x.data_ptr(),
             x.stride(0),
-            len(x),
+            rows,
             out.data_ptr(),
             self._outputs,
             None if self._bias is None else self._bias.data_ptr(),
@@ -111,10 +112,12 @@ class NativeOps:
         return dense(table[token_ids]).float()
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        shape, x, weight = x.shape, _strided(x), weight.to(torch.float32)
-        out = x.new_empty(shape)
+        shape, x = x.shape, _strided(x)
+        if weight.dtype is not torch.float32:
+            weight = weight.float()
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
         self.library.rms_norm(*_layout(x), weight.data_ptr(), eps, out.data_ptr(), self.threads)
-        return out
+        return out.view(shape)
 
     def rotate(self, x: Tensor, by: Rotation) -> Tensor:
         """In place, if x is float32 and a head is contiguous."""
@@ -124,11 +127,11 @@ class NativeOps:
 
     def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
         gate_up = _strided(gate_up)
-        width = gate_up.shape[1] // 2
-        out = gate_up.new_empty(len(gate_up), width)
+        rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+        out = gate_up.new_empty(rows, width)
         self.library.gated(
             gate_up.data_ptr(),
-            len(gate_up),
+            rows,
             gate_up.stride(0),
             width,
             ACTIVATIONS[activation],
@@ -140,13 +143,16 @@ class NativeOps:
 
 def _strided(x: Tensor) -> Tensor:
     """x as float32 of two or three dimensions, the last of them contiguous; x itself if it is."""
-    x = x.to(torch.float32)
+    if x.dtype is not torch.float32:
+        x = x.float()
     if x.dim() not in (2, 3):
         x = x.reshape(-1, x.shape[-1])
-    return x if x.stride(-1) == 1 else x.contiguous()
+    return x if x.is_contiguous() or x.stride(-1) == 1 else x.contiguous()
 
 
 def _layout(x: Tensor) -> tuple[int, ...]:
     """Address; rows and their distance; heads of a row and their distance; length of a head."""
-    heads, distance = (x.shape[1], x.stride(1)) if x.dim() == 3 else (1, 0)
-    return x.data_ptr(), len(x), x.stride(0), heads, distance, x.shape[-1]
+    shape, stride = x.shape, x.stride()
+    if len(shape) == 2:
+        return x.data_ptr(), shape[0], stride[0], 1, 0, shape[1]
+    return x.data_ptr(), shape[0], stride[0], shape[1], stride[1], shape[2]

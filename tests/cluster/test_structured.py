@@ -12,7 +12,7 @@ import openai
 import pytest
 import uvicorn
 
-from core.sampling import GrammarKind, Sampling
+from core.sampling import Grammar, GrammarKind, Sampling
 from core.spec import ClusterSpec, from_mapping
 from engine.model.refs import resolve
 from engine.text.load import load_tokenizer
@@ -72,8 +72,7 @@ async def served(cluster: Cluster, folder: Path) -> AsyncIterator[openai.AsyncOp
         await asyncio.wait_for(serving, SERVER_S)
 
 
-def ruled(source: GrammarKind | str, **changes: Any) -> Sampling:
-    grammar = regex(source) if isinstance(source, str) else GRAMMARS[source]
+def ruled(grammar: Grammar, **changes: Any) -> Sampling:
     return Sampling(**{"temperature": 1.0, "max_tokens": 500, "grammar": grammar} | changes)
 
 
@@ -93,7 +92,7 @@ def test_handed_over_every_output_matches_its_grammar(cluster: Cluster) -> None:
         async with Router(cluster) as router:
             jobs = [(kind, seed) for kind in GRAMMARS for seed in range(3)]
             outs = await asyncio.gather(
-                *(router.tokens(PROMPT, ruled(kind, seed=seed)) for kind, seed in jobs)
+                *(router.tokens(PROMPT, ruled(GRAMMARS[kind], seed=seed)) for kind, seed in jobs)
             )
         for (kind, _), (tokens, accounting) in zip(jobs, outs, strict=True):
             check(kind, text_of(tokens))
@@ -157,8 +156,10 @@ def test_when_the_decode_worker_dies_the_output_goes_on_and_matches(cluster: Clu
 
     async def run() -> None:
         async with Router(cluster) as router:
-            await router.tokens(PROMPT, ruled("warm"))
-            generation = await router.dispatcher.generate(router.request(PROMPT, ruled(pattern)))
+            await router.tokens(PROMPT, ruled(regex("warm")))
+            generation = await router.dispatcher.generate(
+                router.request(PROMPT, ruled(regex(pattern)))
+            )
             tokens: list[int] = []
             async for batch in generation:
                 tokens += (token.id for token in batch)

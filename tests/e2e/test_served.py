@@ -73,6 +73,26 @@ def test_it_says_what_it_does_and_stays_on_loopback(served: Served) -> None:
     assert {address for address, _ in addresses} <= {"127.0.0.1", "::1"}
 
 
+def test_an_answer_to_a_schema_is_json_of_that_schema(served: Served) -> None:
+    properties = {
+        "name": {"type": "string", "maxLength": 40},
+        "salty": {"type": "boolean"},
+        "depth_m": {"type": "integer", "minimum": 0, "maximum": 12000},
+    }
+    schema = {"type": "object", "properties": properties, "required": list(properties)}
+    form = {"type": "json_schema", "json_schema": {"name": "sea", "schema": schema}}
+    asked: list[Any] = [{"role": "user", "content": "Describe the Baltic Sea as JSON."}]
+    with served.client() as client:
+        answer = client.chat.completions.create(
+            model=MODEL, messages=asked, max_tokens=200, temperature=0, response_format=form
+        )
+    assert answer.choices[0].finish_reason == "stop"
+    sea = json.loads(answer.choices[0].message.content or "")
+    kinds = {name: type(value) for name, value in sea.items()}
+    assert kinds == {"name": str, "salty": bool, "depth_m": int}
+    assert 0 <= sea["depth_m"] <= 12000
+
+
 def test_names_and_ports_in_use_are_refused_by_name(served: Served) -> None:
     code, said = run(served.folder, "serve", "--name", NAME, "--port", str(free_port()))
     assert (code, f"'{NAME}' is running" in said) == (2, True), said

@@ -1,10 +1,8 @@
 """The expert counts that a prefill reports are those of a plain pass over its prompt, however it
 was chunked and batched, whatever came from the prefix cache, whoever computed that."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -50,15 +48,6 @@ ASKS = st.builds(
     output=st.integers(2, 9),
     hand_over=st.booleans(),
 )
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Steps of microseconds only wait for a second thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class Worker:

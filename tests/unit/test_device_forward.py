@@ -1,6 +1,5 @@
 """Works that pass the layers group by group end up where those that pass at once do."""
 
-from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
@@ -23,15 +22,6 @@ MODEL = moe_decoder()
 BLOCKS = 8
 PROMPT = tuple((11 * i + 2) % VOCAB for i in range(13))
 OTHER = tuple((5 * i + 1) % VOCAB for i in range(6))
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """More are slower where rows are this short."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class Bench:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from rich.console import Console
 
 from cluster import doctor
@@ -24,7 +23,6 @@ class Cluster:
     """What a doctor sees of a cluster of one worker: int8 weights, admitted or not."""
 
     def __init__(self, model: Path, lossy: str) -> None:
-        torch.set_num_threads(1)
         self._model = decoder(model, "int8")
         self._seen: set[tuple[int, ...]] = set()
         worker = {"worker_id": "hybrid-0", "lossy": lossy, "connected": True, "report": None}

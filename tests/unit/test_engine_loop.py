@@ -18,10 +18,24 @@ from engine.policy.scheduler import Scheduler
 
 LIMIT_S = 10.0
 CONFIG = SchedulerConfig(
-    role=Role.HYBRID, worker_id=WorkerId("w"), epoch=Epoch(1), address="a", total_blocks=32,
-    block_size=4, chunk_tokens=64, policy="sarathi", layers=1, max_running=8, max_queued_tokens=1000,
-    max_model_len=100, vocab_size=50, eos_ids=frozenset(), lease_s=60.0, model_digest="m", kv_variant="v",
-)  # fmt: skip
+    role=Role.HYBRID,
+    worker_id=WorkerId("w"),
+    epoch=Epoch(1),
+    address="a",
+    total_blocks=32,
+    block_size=4,
+    chunk_tokens=64,
+    policy="sarathi",
+    layers=1,
+    max_running=8,
+    max_queued_tokens=1000,
+    max_model_len=100,
+    vocab_size=50,
+    eos_ids=frozenset(),
+    lease_s=60.0,
+    model_digest="m",
+    kv_variant="v",
+)
 
 
 class Runner:

@@ -157,6 +157,13 @@ def test_after_the_end_or_a_token_that_does_not_belong_only_the_end_may_come() -
     assert torch.equal(book.mask([ask(regex("ab"), [a])])[0], of([b]))
 
 
+def test_where_the_vocabulary_has_nothing_that_fits_the_end_comes() -> None:
+    dead_end = Grammar(KIND.EBNF, r'root ::= "a" [\x02]')  # no token has this byte
+    a = TOKENS.index(b"a")
+    assert torch.equal(book_on().mask([ask(dead_end)])[0], of([a]))
+    assert torch.equal(book_on().mask([ask(dead_end, [a])])[0], of([EOS]))
+
+
 def test_stop_tokens_may_come_where_the_output_may_be_whole() -> None:
     a, z = TOKENS.index(b"a"), TOKENS.index(b"z")
     book = book_on()

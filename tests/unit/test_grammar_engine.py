@@ -38,7 +38,6 @@ ROOMY, TIGHT = 400, 22
 
 @pytest.fixture(scope="module")
 def decoder(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
-    torch.set_num_threads(1)
     files = refs.resolve(str(tiny_model(tmp_path_factory.mktemp("tiny"))))
     found = load_config(files)
     ops = TorchBackend.of(torch.float32).ops

@@ -6,14 +6,19 @@ import resource
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
-from core.errors import BadRequest, InternalError
+from core.errors import BadRequest, InternalError, ModelUnsupported
 from core.sampling import Grammar, GrammarKind
 from engine.grammar.isolated import IsolatedCompiler
+from engine.grammar.vocabulary import read_vocabulary
+from engine.model.refs import resolve
 from tests.rig.processes import alive, children, until
+from tests.rig.spelling import give_tokenizer
+from tests.rig.tiny import CONFIG, tiny_model
 from tests.unit.grammar_help import GRAMMARS, TOKENS, TOOLKIT, VOCABULARY, regex
 
 COMPILE_S = 1.0
@@ -94,6 +99,19 @@ def test_a_process_that_was_killed_from_outside_is_nobodys_fault(
     os.kill(helper(), signal.SIGKILL)
     with pytest.raises(InternalError, match="killed"):
         compiler.compile(regex("b"))
+
+
+def test_a_model_without_a_tokenizer_or_an_end_is_told_apart_from_a_bad_grammar(
+    tmp_path: Path,
+) -> None:
+    folder = tiny_model(tmp_path / "tiny")
+    with pytest.raises(ModelUnsupported, match=r"tokenizer\.json"):
+        IsolatedCompiler(lambda: read_vocabulary(resolve(str(folder)))).compile(regex("a"))
+    give_tokenizer(folder, TOKENS)
+    assert read_vocabulary(resolve(str(folder))) == VOCABULARY
+    (folder / "config.json").write_text(json.dumps(CONFIG | {"eos_token_id": []}))
+    with pytest.raises(ModelUnsupported, match="end-of-sequence"):
+        read_vocabulary(resolve(str(folder)))
 
 
 def test_closed_it_starts_nothing() -> None:

@@ -23,11 +23,11 @@ def report() -> Report:
 
 @pytest.mark.parametrize("domain", DOMAINS)
 def test_unseen_text_is_less_surprising_than_to_a_counter_of_its_own_tokens(domain: str) -> None:
-    assert report().perplexity[domain] < 0.5 * report().unigram[domain]
+    assert report().perplexity[domain] < 0.3 * report().unigram[domain]
 
 
 def test_sums_never_seen_are_answered_far_above_chance() -> None:
-    assert report().right_sums > 0.5
+    assert report().right_sums > 0.8
 
 
 def test_signatures_tell_the_domains_of_unseen_snippets() -> None:
@@ -108,4 +108,5 @@ def test_the_picture_shows_every_layer_and_domain() -> None:
     lines = list(picture.lines(report()))
     assert sum(line.startswith("layer ") for line in lines) == 4
     for domain in DOMAINS:
-        assert sum(line.split()[:1] == [domain] for line in lines) == 5
+        assert sum(line.startswith(f"  {domain:<8}") for line in lines) == 4
+        assert sum(line.startswith(domain) for line in lines) == 1

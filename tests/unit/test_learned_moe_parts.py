@@ -3,7 +3,6 @@
 import ast
 import gettext
 import struct
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -16,15 +15,6 @@ from benchmarks.learned_moe import checkpoint, french, picture, signatures, stdl
 from benchmarks.learned_moe.digest import is_held_out
 from benchmarks.learned_moe.measure import Report
 from benchmarks.learned_moe.training import Progress, Recipe, balance_loss, train
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """These tensors are too small to share out: threads that wait for each other only cost."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def test_a_problem_is_on_one_side_only_and_its_answer_is_right() -> None:

@@ -48,9 +48,10 @@ class Step:
         self.query = torch.randn(row, shape.heads, shape.head_dim)
 
     def _fill(self, blocks: tuple[BlockId, ...], context: Tensor) -> None:
-        for position in range(context.shape[2]):
-            block, offset = divmod(position, self.shape.block_size)
-            self.kv[blocks[block], :, :, :, offset] = context[:, :, position].to(self.kv.dtype)
+        at = torch.arange(context.shape[2])
+        ids = torch.tensor(blocks)[at // self.shape.block_size]
+        cells = context.permute(2, 0, 1, 3, 4).to(self.kv.dtype)
+        self.kv[ids, :, :, :, at % self.shape.block_size] = cells
 
     def new(self, kind: int, layer: int) -> Tensor:
         """Keys (0) or values (1) of this step, [T, kv_heads, head_dim]."""
@@ -59,7 +60,9 @@ class Step:
             [c[layer, kind, s.start :] for c, s in zip(self.contexts, spans, strict=True)]
         )
 
-    def run(self, layer: int = 1, lanes: int = 0, threads: int = 2, kv: Tensor | None = None) -> Tensor:
+    def run(
+        self, layer: int = 1, lanes: int = 0, threads: int = 1, kv: Tensor | None = None
+    ) -> Tensor:
         attention = NativeAttention(
             library(lanes), self.kv if kv is None else kv, self.context, self.windows, 0.3, threads
         )
@@ -77,7 +80,9 @@ class Step:
             scores[:, (behind < 0) | (behind >= window)] = float("-inf")
             weights = scores.softmax(-1)
             want = torch.einsum("hqk,khd->qhd", weights, value)
-            assert_close(got[span.rows], want, 20 * torch.einsum("hqk,khd->qhd", weights, value.abs()))
+            assert_close(
+                got[span.rows], want, 20 * torch.einsum("hqk,khd->qhd", weights, value.abs())
+            )
 
 
 MIXED: Spans = [(0, 1), (5, 1), (63, 1), (64, 1), (700, 1), (0, 7), (30, 70), (300, 40)]
@@ -161,12 +166,11 @@ def test_queries_keys_and_values_may_be_views_of_one_tensor() -> None:
     step = Step(Shape(), [(100, 1), (0, 50)])
     want = step.run()
     qkv = torch.cat((step.query, step.new(0, 1), step.new(1, 1)), dim=1)
+    parts = qkv[:, :6], qkv[:, 6:8], qkv[:, 8:]
+    scattered = [part.transpose(1, 2).contiguous().transpose(1, 2) for part in parts]
     attention = NativeAttention(library(), step.kv, step.context, step.windows, 0.3, 2)
-    assert torch.equal(attention(1, qkv[:, :6], qkv[:, 6:8], qkv[:, 8:]), want)
-    assert torch.equal(
-        attention(1, *(x.transpose(1, 2).contiguous().transpose(1, 2) for x in (qkv[:, :6], qkv[:, 6:8], qkv[:, 8:]))),
-        want,
-    )
+    assert torch.equal(attention(1, *parts), want)
+    assert torch.equal(attention(1, *scattered), want)
 
 
 def test_bfloat16_is_rounded_as_torch_does() -> None:

@@ -10,7 +10,7 @@ from tests.unit.native_help import KINDS, LANES, assert_close, library, weight_o
 EXACT = TorchOps(torch.float64)
 
 
-def ops(lanes: int = 0, threads: int = 2) -> NativeOps:
+def ops(lanes: int = 0, threads: int = 1) -> NativeOps:
     return NativeOps(library(lanes), threads)
 
 
@@ -67,6 +67,16 @@ def test_gates_of_every_size(activation: str, lanes: int) -> None:
     x = torch.cat((gate, torch.ones_like(gate)))[None]
     want = EXACT.gated(x.double(), activation)
     assert_close(ops(lanes).gated(x, activation), want, magnitude=1e-6)
+
+
+def test_threads_share_the_rows() -> None:
+    x, weight, gate_up = torch.randn(300, 500), torch.randn(500), torch.randn(300, 500)
+    by = Rotation(torch.randn(300, 1, 100), torch.randn(300, 1, 100))
+    alone, shared = ops(threads=1), ops(threads=2)
+    assert torch.equal(shared.rms_norm(x, weight, 1e-6), alone.rms_norm(x, weight, 1e-6))
+    assert torch.equal(shared.gated(gate_up, "silu"), alone.gated(gate_up, "silu"))
+    one, other = x.view(300, 5, 100), x.clone().view(300, 5, 100)
+    assert torch.equal(shared.rotate(one, by), alone.rotate(other, by))
 
 
 def test_gates_hide_no_nan() -> None:

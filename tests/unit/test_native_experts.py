@@ -12,7 +12,9 @@ from tests.unit.native_help import KINDS, LANES, assert_close, library, weight_o
 EXPERTS, HIDDEN, WIDTH, CHOICES = 7, 64, 32, 3
 
 
-def weights(kind: str, hidden: int = HIDDEN, width: int = WIDTH) -> tuple[list[Weight], list[Weight]]:
+def weights(
+    kind: str, hidden: int = HIDDEN, width: int = WIDTH
+) -> tuple[list[Weight], list[Weight]]:
     first = [weight_of(kind, 2 * width, hidden, seed=e) for e in range(EXPERTS)]
     return first, [weight_of(kind, hidden, width, seed=e + EXPERTS) for e in range(EXPERTS)]
 
@@ -26,9 +28,7 @@ def reference(first: list[Weight], second: list[Weight], x: Tensor, activation: 
     """[experts, rows, hidden] float64"""
     ops = TorchOps(torch.float64)
     inner = [ops.gated(x.double() @ dense(w).double().T, activation) for w in first]
-    return torch.stack(
-        [one @ dense(w).double().T for one, w in zip(inner, second, strict=True)]
-    )
+    return torch.stack([one @ dense(w).double().T for one, w in zip(inner, second, strict=True)])
 
 
 def combine(each: Tensor, chosen: Tensor, share: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ def combine(each: Tensor, chosen: Tensor, share: Tensor) -> Tensor:
 def test_every_token_gets_its_shares(kind: str, lanes: int, rows: int) -> None:
     first, second = weights(kind)
     x, (chosen, share) = torch.randn(rows, HIDDEN), choices(rows)
-    experts = NativeOps(library(lanes), threads=2).experts(first, second, "silu")
+    experts = NativeOps(library(lanes), threads=1).experts(first, second, "silu")
     each = reference(first, second, x, "silu")
     assert_close(experts(x, chosen, share), combine(each, chosen, share), 4 * each.abs().max())
 

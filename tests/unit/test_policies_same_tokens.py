@@ -2,7 +2,6 @@
 
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -30,15 +29,6 @@ PROMPTS = [
     tuple((13 * i + 5 * n) % VOCAB for i in range(n)) for n in (1, 3, 8, 21, 34, 13, 5, 2)
 ] + [(*SHARED, n) for n in range(3)]
 MODELS = {"moe": moe_decoder(), "dense": moe_decoder(seed=1, moe=None)}
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """More are slower where rows are this short."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class Collector:

@@ -1,6 +1,5 @@
 """Shared prefixes: who is grouped, and that nobody's attention changes by it."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -19,15 +18,6 @@ SIZE, DIM = 4, 8
 CONFIG = replace(moe_decoder(moe=None).config, heads=6, kv_heads=2, head_dim=DIM)
 
 Table = tuple[BlockId, ...]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """More are slower where rows are this short."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def table(text: str) -> Table:

@@ -1,7 +1,6 @@
 """What a format is called, and that stored matrices stand for what it promises."""
 
 import io
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +26,6 @@ from tests.models.gguf_files import write_gguf
 
 MATRICES = ("_proj.weight", "embed_tokens.weight", "lm_head.weight")
 Q4_1 = gguf.GGMLQuantizationType.Q4_1
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Steps of microseconds only wait for a second thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -31,7 +31,7 @@ LAYERS, HEADS, KV_HEADS, HEAD_DIM, BLOCK = 30, 9, 3, 64, 16
 LAYER_SHAPES = ((960, 576), (576, 576), (3072, 576), (576, 1536))
 HEAD_SHAPE = (49152, 576)
 FEW_ROWS = 64
-"""Up to here rounds are repeated and the head takes part: more rows are a prefill chunk."""
+"""Up to here the head takes part: more rows are a prefill chunk."""
 SLOW = "torch bf16"
 """Emulated where the CPU does not compute in it; a chunk would take minutes."""
 STEPS = {"1 x 300": [(299, 1)], "8 x 300": [(299, 1)] * 8, "32 x 300": [(299, 1)] * 32} | {
@@ -117,7 +117,7 @@ def _matrices(subjects: Sequence[Subject], rows: int, rounds: int, speed: float)
     chunk = rows > FEW_ROWS
     subjects = [s for s in subjects if not (chunk and s.name == SLOW)]
     best: dict[str, Best] = {s.name: defaultdict(lambda: float("inf")) for s in subjects}
-    for _ in range(2 if chunk else rounds):
+    for _ in range(rounds):
         for subject in subjects:
             fastest = best[subject.name]
             for shape, _, linear in subject.matrices[: -1 if chunk else None]:

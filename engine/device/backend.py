@@ -9,7 +9,7 @@ from engine.device.pool import KVPool
 from engine.model.attention import Attention, StepContext
 from engine.model.config import ModelConfig
 from engine.model.ops import Ops, TorchOps
-from engine.model.paged import PagedAttention
+from engine.model.shared_prefix import share_prefixes
 
 
 class Backend(Protocol):
@@ -40,4 +40,4 @@ class TorchBackend:
         return TorchBackend(TorchOps(dtype), device or torch.device("cpu"))
 
     def attention(self, config: ModelConfig, pool: KVPool, context: StepContext) -> Attention:
-        return PagedAttention(pool.kv, context, config.windows, config.scale)
+        return share_prefixes(pool.kv, context, config)

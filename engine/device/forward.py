@@ -15,9 +15,8 @@ from engine.device.backend import Backend
 from engine.device.batch import Batch, Part, part_of
 from engine.device.experts import ExpertLog
 from engine.device.pool import KVPool
-from engine.model.attention import Attention, StepContext
+from engine.model.attention import Attention
 from engine.model.decoder import Decoder
-from engine.model.shared_prefix import share_prefixes
 from engine.policy.plan import Plan, Work
 
 
@@ -69,12 +68,8 @@ class Forward:
             log.store(self._pool.expert_counts, part.context, self._experts, first)
 
     def _prepare(self, batch: Batch, passing: tuple[int, ...]) -> tuple[Part, Attention]:
-        part, config = part_of(batch, passing), self._model.config
-
-        def usual(context: StepContext) -> Attention:
-            return self._backend.attention(config, self._pool, context)
-
-        return part, share_prefixes(self._pool.kv, part.context, config, usual)
+        part = part_of(batch, passing)
+        return part, self._backend.attention(self._model.config, self._pool, part.context)
 
     @property
     def _experts(self) -> int:

@@ -148,7 +148,7 @@ class Recording:
         """From this row on: the first token of a sequence in the spare block."""
         for each in (self._token_ids, self._positions, self._cells.offsets):
             each[first:] = 0
-        self._cells.block_ids[first:] = 0
+        self._cells.block_ids[first:] = self._spare
 
     def _padding(self, first: int) -> list[Span]:
         return [Span(row, 1, 0, (self._spare,)) for row in range(first, len(self._token_ids))]

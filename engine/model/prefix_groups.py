@@ -1,4 +1,4 @@
-"""Which decoding sequences share leading blocks of the KV pool, enough to attend over them once.
+"""Which sequences begin with the same blocks of the KV pool, to be attended over once.
 
 tables      a a a b b       groups      a a a: all four       or      a a a b: the first two,
             a a a b c                                                 a a a d: the other two
@@ -9,44 +9,36 @@ tables      a a a b b       groups      a a a: all four       or      a a a b: t
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any, Generic, TypeVar
 
-from core.ids import BlockId
-
-WORTH_TOKENS = 8192
-"""A group pays from this many positions on that need not be read again; docs/scheduling.md has the
-measurements."""
+T = TypeVar("T", bound=Any)
 
 
 @dataclass(frozen=True, slots=True)
-class PrefixGroup:
-    """members: numbers of the sequences, rising; their tables all begin with `blocks`."""
+class PrefixGroup(Generic[T]):
+    """members: numbers of the sequences, rising; their tables all begin with `prefix`."""
 
     members: tuple[int, ...]
-    blocks: tuple[BlockId, ...]
+    prefix: tuple[T, ...]
 
     @property
     def saved(self) -> int:
-        """Blocks that need not be read again for each member."""
-        return (len(self.members) - 1) * len(self.blocks)
+        """Entries that need not be read again for each member."""
+        return (len(self.members) - 1) * len(self.prefix)
 
 
-def prefix_groups(
-    tables: Sequence[tuple[BlockId, ...]], block_size: int, worth: int = WORTH_TOKENS
-) -> list[PrefixGroup]:
-    """Groups without common members, each worth it.
+def prefix_groups(tables: Sequence[tuple[T, ...]], worth: int = 1) -> list[PrefixGroup[T]]:
+    """Groups without common members, that each save at least `worth` entries.
 
-    tables: of each sequence the blocks that lie wholly before the position it computes.  One
-    level of sharing, by dynamic programming over the tree of tables (BatchLLM,
-    arXiv:2412.03594): a group as a whole or the best groups of its branches, whichever saves more.
+    tables: of each sequence, what can be shared: ids of blocks, or of runs of blocks.  One level
+    of sharing, by dynamic programming over the tree of tables (BatchLLM, arXiv:2412.03594): a
+    group as a whole or the best groups of its branches, whichever saves more.
     """
-    order = sorted((table, i) for i, table in enumerate(tables))
-    return _best(order, 0, -(-worth // block_size))
+    return _best(sorted((table, i) for i, table in enumerate(tables)), 0, worth)
 
 
-def _best(
-    order: list[tuple[tuple[BlockId, ...], int]], shared: int, worth: int
-) -> list[PrefixGroup]:
-    """order: tables, sorted, that agree in their first `shared` blocks; worth: in blocks."""
+def _best(order: list[tuple[tuple[T, ...], int]], shared: int, worth: int) -> list[PrefixGroup[T]]:
+    """order: tables, sorted, that agree in their first `shared` entries."""
     if len(order) < 2:
         return []
     first, last = order[0][0], order[-1][0]

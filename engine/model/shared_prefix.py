@@ -6,40 +6,37 @@ softmax sums are merged by their greatest scores.  The same up to rounding as at
 whole context.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from core.ids import BlockId
 from engine.model.attention import Attention, Span, StepContext, select
 from engine.model.config import ModelConfig
-from engine.model.paged import remember
+from engine.model.paged import PagedAttention, remember
 from engine.model.pages import Group, Pages
 from engine.model.prefix_groups import PrefixGroup, prefix_groups
 
-MakeAttention: TypeAlias = Callable[[StepContext], Attention]
-
+WORTH_TOKENS = 2048
+"""A group pays from this many positions on that need not be read again (docs/scheduling.md)."""
 _PIECE = 1024
 """Positions of the shared blocks whose scores are held at a time."""
 
 
-def share_prefixes(
-    kv: Tensor, context: StepContext, config: ModelConfig, make: MakeAttention
-) -> Attention:
-    """Attention of one step over the pool.  make: the usual kind, for what is in no group and for
-    layers whose window does not see the whole prefix.
-    """
+def share_prefixes(kv: Tensor, context: StepContext, config: ModelConfig) -> Attention:
+    """Attention of one step over the pool: the plain kind where nothing is worth sharing."""
     size = kv.shape[4]
     decodes = [i for i, span in enumerate(context.spans) if span.queries == 1]
     before = [context.spans[i].block_ids[: context.spans[i].start // size] for i in decodes]
-    found = prefix_groups(before, size)
+    found = prefix_groups(before, -(-WORTH_TOKENS // size))
     if not found or all(config.windows):
-        return make(context)
-    groups = [PrefixGroup(tuple(decodes[m] for m in g.members), g.blocks) for g in found]
-    return SharedPrefixAttention(kv, context, groups, config, make)
+        return PagedAttention(kv, context, config.windows, config.scale)
+    groups = [PrefixGroup(tuple(decodes[m] for m in g.members), g.prefix) for g in found]
+    return SharedPrefixAttention(kv, context, config, groups)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +59,17 @@ class _Sums(NamedTuple):
 
 
 class SharedPrefixAttention:
-    """kv: the pool, as `Pages` takes it.  Computes in float32."""
+    """kv: the pool, as `Pages` takes it.  Computes in float32.
+
+    What is in no group, and layers whose window does not see the whole prefix, have the plain kind.
+    """
 
     def __init__(
         self,
         kv: Tensor,
         context: StepContext,
-        groups: Sequence[PrefixGroup],
         config: ModelConfig,
-        make: MakeAttention,
+        groups: Sequence[PrefixGroup[BlockId]],
     ) -> None:
         """groups: members are numbers of spans."""
         self._kv = kv
@@ -81,19 +80,22 @@ class SharedPrefixAttention:
         others = sorted(set(range(len(context.spans))) - set(grouped))
         self._grouped = select(context, grouped)
         self._other_rows, rest = select(context, others)
-        self._others = make(rest) if others else None
-        self._windowed = make(context) if any(config.windows) else None
+        self._others = self._plain(rest) if others else None
+        self._windowed = self._plain(context) if any(config.windows) else None
 
-    def _sharing(self, context: StepContext, group: PrefixGroup) -> _Sharing:
+    def _plain(self, context: StepContext) -> PagedAttention:
+        return PagedAttention(self._kv, context, self._config.windows, self._config.scale)
+
+    def _sharing(self, context: StepContext, group: PrefixGroup[BlockId]) -> _Sharing:
         spans = [context.spans[m] for m in group.members]
-        past, size = len(group.blocks), self._kv.shape[4]
+        past, size = len(group.prefix), self._kv.shape[4]
         rests = [
             Span(i, 1, span.start - past * size, span.block_ids[past:])
             for i, span in enumerate(spans)
         ]
         return _Sharing(
             rows=select(context, group.members)[0],
-            shared=self._pages.group([Span(0, 1, past * size - 1, group.blocks)], {0}),
+            shared=self._pages.group([Span(0, 1, past * size - 1, group.prefix)], {0}),
             rests=self._pages.groups(rests, {0}),
         )
 
@@ -105,7 +107,7 @@ class SharedPrefixAttention:
         out = torch.empty_like(query)
         if self._others is not None:
             at = self._other_rows
-            out[at] = self._others(layer, query[at], key[at], value[at]).to(out.dtype)
+            out[at] = self._others(layer, query[at], key[at], value[at])
         for sharing in self._sharings:
             out[sharing.rows] = self._attend(layer, query[sharing.rows], sharing).to(out.dtype)
         return out

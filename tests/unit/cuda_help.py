@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from core.ids import BlockId
 from engine.model.attention import Attention, Span, StepContext
 
-BLOCKS, SIZE, HEADS, KV_HEADS, DIM = 16, 16, 4, 2, 16
+BLOCKS, SIZE, HEADS, KV_HEADS, DIM = 30, 16, 4, 2, 16
 TRAILER = 3
 SPANS = ((1, 0), (1, 39), (1, 5), (1, 16), (1, 0))
 MIXED = ((1, 20), (30, 5), (1, 0), (70, 0), (1, 15), (16, 16))
@@ -81,10 +81,12 @@ class Step:
         spans, row = [], 0
         free = torch.randperm(BLOCKS).tolist()
         for queries, start in shape:
-            table = tuple(BlockId(free.pop()) for _ in range(-(-(start + queries) // SIZE)))
+            # Some tables have room for what comes after this step.
+            blocks = -(-(start + queries) // SIZE) + start % 2
+            table = tuple(BlockId(free.pop()) for _ in range(blocks))
             spans.append(Span(row, queries, start, table))
             row += queries
-        cells = [divmod(p, SIZE) + (s,) for s in spans for p in range(s.start, s.end)]
+        cells = [(*divmod(p, SIZE), s) for s in spans for p in range(s.start, s.end)]
         context = StepContext(
             tuple(spans),
             torch.tensor([span.block_ids[block] for block, _, span in cells]),

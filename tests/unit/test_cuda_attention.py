@@ -9,7 +9,15 @@ import torch
 
 from core.errors import ConfigError
 from engine.cuda.flashinfer import FixedFlashInfer, FlashInferAttention, Kernels, page_tables
-from engine.cuda.flex import FixedFlex, FlexAttention, check, groups_of
+from engine.cuda.flex import (
+    QUERY_BLOCK,
+    FixedFlex,
+    FlexAttention,
+    Lane,
+    block_mask,
+    check,
+    groups_of,
+)
 from engine.model.attention import Attention, StepContext, select
 from engine.model.paged import PagedAttention
 from tests.fakes import flashinfer
@@ -123,12 +131,35 @@ def test_a_recording_finds_the_rows_of_the_step_at_hand(
     expect(got, wanted)
 
 
+@pytest.mark.parametrize("window", [0, 1, 16, 17, 40])
+def test_flex_attention_reads_the_blocks_that_its_queries_see_and_no_others(window: int) -> None:
+    """Uncompiled it reads the whole pool, and leaves the rest to the mask."""
+    step = Step.of((*MIXED, (70, 33)))
+    lane = Lane.of(step.kv)
+    assert lane.stride % SIZE == 0
+    singles = [span for span in step.context.spans if span.queries == 1]
+    several = [[span] for span in step.context.spans if span.queries > 1]
+    for spans, group in zip(
+        [*several, singles], groups_of(step.context.spans, step.kv), strict=True
+    ):
+        mask = block_mask(group, window, lane)
+        for i, span in enumerate(spans):
+            for row, first in enumerate(range(span.start, span.end, QUERY_BLOCK)):
+                last = min(first + QUERY_BLOCK, span.end) - 1
+                lowest = max(0, first - window + 1) if window else 0
+                seen = span.block_ids[lowest // SIZE : last // SIZE + 1]
+                count = int(mask.kv_num_blocks[i, 0, row])
+                listed = mask.kv_indices[i, 0, row, :count] * SIZE
+                assert listed.tolist() == [block * lane.stride for block in seen]
+
+
 def test_page_tables_are_those_of_the_documentation() -> None:
     """A page that is just full has page_size tokens, not none."""
     spans = Step.of(((1, 15), (1, 16), (33, 0))).context.spans
     indptr, indices, last_page_len = page_tables(spans, SIZE)
     assert indptr.tolist() == [0, 1, 3, 6]
-    assert indices.tolist() == [block for span in spans for block in span.block_ids]
+    used = [span.block_ids[:pages] for span, pages in zip(spans, (1, 2, 3), strict=True)]
+    assert indices.tolist() == [block for blocks in used for block in blocks]
     assert last_page_len.tolist() == [16, 1, 1]
 
 

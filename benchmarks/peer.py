@@ -21,7 +21,7 @@ class Peer:
         script = Path(__file__).with_name("peer_vllm.py")
         with log.open("wb") as sink:
             self._child = subprocess.Popen(
-                [python, str(script), model],
+                [python, "-P", str(script), model],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=sink,

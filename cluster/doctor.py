@@ -121,7 +121,7 @@ def _check_tokens(patient: Patient, findings: Findings, console: Console) -> Non
 
     model, kv = patient.settings["model"], patient.settings["kv"]
     with console.status("loading the reference model"):
-        reference = Reference(model["ref"], model["dtype"])
+        reference = Reference(model["ref"], model["dtype"], model["device"])
     tie = TIE if reference.dtype == "float32" else TIE_BFLOAT16
     salt = f"doctor-{secrets.token_hex(8)}"
     table = Table(*COLUMNS)

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import torch
+
 from engine.device.pool import DTYPES
 from engine.device.runner import auto_dtype
 from engine.model import refs
@@ -13,13 +15,15 @@ from engine.reference import Step, greedy
 
 
 class Reference:
-    """dtype: "auto" means what it means to a worker on this machine."""
+    """On the CPU.  dtype: "auto" means what it means to a worker of this cluster: one that does not
+    ask for a GPU is shown none."""
 
-    def __init__(self, ref: str, dtype: str) -> None:
+    def __init__(self, ref: str, dtype: str, device: str) -> None:
         """Blocks for seconds.  Raises ConfigError, ModelUnsupported."""
         files = refs.resolve(ref)
         self._config = load_config(files)
-        self.dtype = auto_dtype() if dtype == "auto" else dtype
+        workers = torch.device("cuda" if device == "cuda" else "cpu")
+        self.dtype = auto_dtype(workers) if dtype == "auto" else dtype
         ops = TorchOps(DTYPES[self.dtype])
         weights = load_weights(files, self._config, ops.dtype)
         self._model = build_decoder(self._config, weights, ops)

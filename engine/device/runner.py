@@ -21,8 +21,6 @@ from engine.model.config import ModelConfig
 from engine.model.decoder import Decoder
 from engine.policy.plan import Plan, SampleAt, Sampled, Work
 
-_CPU = torch.device("cpu")
-
 
 class Runner:
     """`engine.loop.StepRunner` over one model and one pool."""
@@ -103,7 +101,7 @@ def kv_layout(config: ModelConfig, block_size: int, dtype: str) -> KVLayout:
     return KVLayout(config.layers, config.kv_heads, block_size, config.head_dim, dtype, counters)
 
 
-def auto_dtype(device: torch.device = _CPU) -> Literal["float32", "bfloat16"]:
+def auto_dtype(device: torch.device) -> Literal["float32", "bfloat16"]:
     """What `ModelSpec.dtype` "auto" means on this device: bfloat16 but on CPUs that do not
     multiply in it; emulated, it is slower than float32."""
     if device.type == "cuda":

@@ -63,7 +63,8 @@ def record(body: Callable[[], Tensor]) -> Callable[[], Tensor]:
 
 @dataclass
 class Step:
-    """Rows of several sequences over one pool, scattered over its blocks."""
+    """Rows of several sequences over one pool, scattered over its blocks; the first block of all
+    whose first is computed already is one and the same."""
 
     kv: Tensor
     context: StepContext
@@ -72,18 +73,23 @@ class Step:
     value: Tensor
 
     @staticmethod
-    def of(shape: tuple[tuple[int, int], ...], layers: int = 2, seed: int = 0) -> "Step":
+    def of(
+        shape: tuple[tuple[int, int], ...], layers: int = 2, seed: int = 0, head_dim: int = DIM
+    ) -> "Step":
         """shape: (rows, first position) of each sequence."""
         torch.manual_seed(seed)
-        block, page = layers * 2 * KV_HEADS * SIZE * DIM, SIZE * DIM
+        block, page = layers * 2 * KV_HEADS * SIZE * head_dim, SIZE * head_dim
         kv = torch.randn(BLOCKS, block + TRAILER * page)[:, :block]
-        kv = kv.view(BLOCKS, layers, 2, KV_HEADS, SIZE, DIM)
+        kv = kv.view(BLOCKS, layers, 2, KV_HEADS, SIZE, head_dim)
         spans, row = [], 0
         free = torch.randperm(BLOCKS).tolist()
+        common = BlockId(free.pop())
         for queries, start in shape:
             # Some tables have room for what comes after this step.
             blocks = -(-(start + queries) // SIZE) + start % 2
             table = tuple(BlockId(free.pop()) for _ in range(blocks))
+            if start >= SIZE:
+                table = (common, *table[1:])
             spans.append(Span(row, queries, start, table))
             row += queries
         cells = [(*divmod(p, SIZE), s) for s in spans for p in range(s.start, s.end)]
@@ -93,7 +99,7 @@ class Step:
             torch.tensor([offset for _, offset, _ in cells]),
         )
         # As the model hands them over: slices of one wider tensor.
-        rows = torch.randn(row, HEADS + 2 * KV_HEADS, DIM)
+        rows = torch.randn(row, HEADS + 2 * KV_HEADS, head_dim)
         query, key, value = rows.split((HEADS, KV_HEADS, KV_HEADS), dim=1)
         return Step(kv, context, query, key, value)
 

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +25,7 @@ from engine.device.cuda import FlexBackend
 from engine.device.pool import KVPool
 from engine.device.runner import kv_layout
 from engine.loop import Engine
+from engine.model.config import ModelConfig
 from engine.model.config_file import load_config
 from engine.model.refs import resolve
 from engine.model.weights import load_weights
@@ -36,7 +36,8 @@ from transport.arena import MemfdArena
 from transport.data_server import DataServer
 from transport.link import Source, open_link
 
-BLOCKS, SIZE, LIMIT_S = 40, 4, 30.0
+BLOCKS, SIZE, LIMIT_S = 24, 16, 60.0
+ROLES = (Role.PREFILL, Role.DECODE)
 CPU = torch.device("cpu")
 OWNER = "test"
 
@@ -59,8 +60,8 @@ def fake_gpu(pinned: list[torch.Tensor]) -> Gpu:
 class Worker:
     """Engine, arena and data server."""
 
-    def __init__(self, role: Role, folder: Path, mover: str) -> None:
-        files = resolve(str(folder))
+    def __init__(self, role: Role, model: str, mover: str, gpu: Gpu) -> None:
+        files = resolve(model)
         config = load_config(files)
         self.layout = kv_layout(config, SIZE, "float32")
         self.transport = TransportSpec(mover=mover)  # type: ignore[arg-type]
@@ -68,13 +69,12 @@ class Worker:
         self.arena.blocks[:] = b"\xff" * len(self.arena.blocks)
         self.in_arena = KVPool(self.layout, BLOCKS, self.arena.blocks)
         weights = load_weights(files, config, torch.float32)
-        self.pinned: list[torch.Tensor] = []
-        gpu, steps = fake_gpu(self.pinned), Steps(rows=4, tokens=(BLOCKS - 1) * SIZE)
+        steps = Steps(rows=4, tokens=(BLOCKS - 1) * SIZE)
         self.gpu: OnGpu = run_on(gpu, config, weights, self.in_arena, steps, None)
         self.gpu.warm_up(lambda phase: None)
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.handoff: Handoff | None = None
-        scheduler = Scheduler(_config(role, config.layers), self.arena.generations)
+        scheduler = Scheduler(_config(role, config), self.arena.generations)
         self.engine = Engine(scheduler, self.gpu.runner, self.layout, time.monotonic, self._sink)
         landing = self.gpu.staged.landing(self.engine.landing)
         self.data = DataServer(
@@ -123,9 +123,10 @@ class Pair:
 
 
 @contextmanager
-def pair(folder: Path, mover: str) -> Iterator[Pair]:
+def pair(model: str, mover: str, gpus: tuple[Gpu, Gpu]) -> Iterator[Pair]:
+    """model: as `ModelSpec.ref`.  gpus: of the prefill worker and of the decode worker."""
     with ExitStack() as stack:
-        made = Pair(Worker(Role.PREFILL, folder, mover), Worker(Role.DECODE, folder, mover))
+        made = Pair(*(Worker(r, model, mover, g) for r, g in zip(ROLES, gpus, strict=True)))
         source, target = made.prefill, made.decode
         key = secrets.token_bytes(32)
         target.data.admit("prefill", key)
@@ -169,10 +170,10 @@ class _Peer:
         """The link is the test's."""
 
 
-def _config(role: Role, layers: int) -> SchedulerConfig:
+def _config(role: Role, model: ModelConfig) -> SchedulerConfig:
     return SchedulerConfig(
         role=role, worker_id=WorkerId(role), epoch=Epoch(1), address="here", total_blocks=BLOCKS,
-        block_size=SIZE, chunk_tokens=10, policy="sarathi", layers=layers, max_running=4,
-        max_queued_tokens=1000, max_model_len=120, vocab_size=97, eos_ids=frozenset(),
-        lease_s=60.0, model_digest="m", kv_variant="v",
+        block_size=SIZE, chunk_tokens=20, policy="sarathi", layers=model.layers, max_running=4,
+        max_queued_tokens=1000, max_model_len=model.max_len, vocab_size=model.vocab_size,
+        eos_ids=frozenset(), lease_s=60.0, model_digest="m", kv_variant="v",
     )  # fmt: skip

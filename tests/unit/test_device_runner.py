@@ -156,4 +156,4 @@ def test_auto_dtype_is_bfloat16_only_where_the_cpu_computes_in_it(
     monkeypatch: pytest.MonkeyPatch, features: dict[str, object], dtype: str
 ) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: features)
-    assert auto_dtype() == dtype
+    assert auto_dtype(torch.device("cpu")) == dtype

@@ -30,7 +30,7 @@ class Cluster:
             "model": "tiny",
             "max_model_len": 600,
             "settings": {
-                "model": {"ref": str(model), "dtype": "float32"},
+                "model": {"ref": str(model), "device": "cpu", "dtype": "float32"},
                 "kv": {"block_size": BLOCK},
                 "pools": [{"replicas": 1}],
             },

@@ -15,7 +15,8 @@ from engine.device.staging import Copy, InPlace, Staged
 from engine.reference import greedy
 from tests import models
 from tests.rig.tiny import decoder
-from tests.unit.gpu_help import late_copy, pair
+from tests.unit.expert_help import plain_counts
+from tests.unit.gpu_help import fake_gpu, late_copy, pair
 from tests.unit.llama_help import random_tokens
 
 LAYOUT = KVLayout(1, 1, 4, 8, "float32", expert_counters=6)
@@ -39,20 +40,30 @@ def test_prompts_handed_over_give_the_tokens_of_the_plain_loop(
     """The last ones begin like those before: their blocks are on both devices already."""
     folder = models.make(family, tmp_path / family)
     model = decoder(folder)
-    shared = random_tokens(9, 16)
-    prompts = [random_tokens(n, n) for n in (1, 4, 13, 29)]
-    prompts += [shared + random_tokens(50, 3), shared + random_tokens(51, 7)]
-    with pair(folder, mover) as workers:
+    pinned: list[torch.Tensor] = []
+    shared = random_tokens(9, 64)
+    prompts = [random_tokens(n, n) for n in (1, 16, 40)]
+    prompts += [shared + random_tokens(50, 3), shared + random_tokens(51, 20)]
+    with pair(str(folder), mover, (fake_gpu(pinned), fake_gpu(pinned))) as workers:
         for i, prompt in enumerate(prompts):
             tokens, grant = workers.generate(f"r{i}", prompt, 5)
             assert tokens == [s.token for s in greedy(model, model.config, prompt, 5, ())]
-        assert grant.present_blocks == len(shared) // 4
-        full = sum(len(prompt) // 4 for prompt in prompts) - len(shared) // 4
+        assert grant.present_blocks == len(shared) // 16
+        full = sum(len(prompt) // 16 for prompt in prompts) - len(shared) // 16
         alike = workers.prefill.rows & workers.decode.rows
         assert len(alike) > full, "blocks came over whole, with what is counted behind them"
-        for worker in (workers.prefill, workers.decode):
-            (pinned,) = worker.pinned
-            assert pinned is worker.in_arena.rows
+        for worker, rows in zip((workers.prefill, workers.decode), pinned, strict=True):
+            assert rows is worker.in_arena.rows
+
+
+def test_expert_counts_come_over_with_their_blocks(tmp_path: Path) -> None:
+    folder, prompt = models.make("qwen3_moe", tmp_path), random_tokens(3, 40)
+    model = decoder(folder)
+    with pair(str(folder), "shm", (fake_gpu([]), fake_gpu([]))) as workers:
+        (token, _), _ = workers.generate("r", prompt, 2)
+        layout, rows = workers.decode.layout, workers.decode.gpu.pool.rows
+        counters = rows[:, layout.kv_bytes :].view(torch.int16)[:, : layout.expert_counters]
+    assert tuple(counters.sum(0).tolist()) == plain_counts(model, (*prompt, token))
 
 
 class Leases:

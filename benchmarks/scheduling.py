@@ -93,7 +93,7 @@ def _parse() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--policies", nargs="+", choices=list(POLICIES), default=list(POLICIES))
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--requests", type=int, default=12, help="in a round")
     parser.add_argument("--rate", type=float, default=1.5, help="requests a second")
     parser.add_argument("--chunk", type=int, default=128, help="batch.chunk_tokens")

@@ -19,8 +19,10 @@ _WHITESPACE = 8
 """Blanks in a row between JSON's tokens, at most: small models would go on with them for ever."""
 _SOURCE = re.compile(r"^(\[[\d:]+\] \S+:\d+: )?(Check failed: .* is (false|true): )?")
 _SAID_CHARS = 500
-_BOUNDED = re.compile(r'^(\S+_characters ::= \(\(\[\^)(\\"\\\\\\r\\n\]\)\))$', re.MULTILINE)
-"""The characters of a string of limited length, as xgrammar prints them."""
+_CHARACTERS = re.compile(r'\[\^(?:\\0-\\x1f)?(?=\\"\\\\\\r\\n\])')
+"""The start of the class of a string's characters, as xgrammar prints it; without the control
+characters where the length is limited."""
+_NOT_IN_JSON = r"[^\0-\x1f\ud800-\udfff"
 
 
 class XMatcher:
@@ -77,7 +79,7 @@ class Toolkit:
             GrammarKind.REGEX: compiler.compile_regex,
             GrammarKind.EBNF: compiler.compile_grammar,
             GrammarKind.STRUCTURAL_TAG: lambda source: compiler.compile_grammar(
-                _valid_json(xgrammar.Grammar.from_structural_tag(source))
+                valid_json(xgrammar.Grammar.from_structural_tag(source))
             ),
         }
 
@@ -101,11 +103,11 @@ class Toolkit:
 
 def _of_schema(source: str) -> xgrammar.Grammar | str:
     made = xgrammar.Grammar.from_json_schema(source or _ANY_OBJECT, max_whitespace_cnt=_WHITESPACE)
-    return _valid_json(made)
+    return valid_json(made)
 
 
-def _valid_json(grammar: xgrammar.Grammar) -> xgrammar.Grammar | str:
+def valid_json(grammar: xgrammar.Grammar) -> xgrammar.Grammar | str:
     """xgrammar 0.2.9 lets control characters into strings with minLength or maxLength, where JSON
-    has none: in those, rule them out as it does in all other strings."""
-    printed, count = _BOUNDED.subn(r"\1\\0-\\x1f\2", str(grammar))
+    has none, and halves of surrogate pairs into all, which UTF-8 has none of: rule them out."""
+    printed, count = _CHARACTERS.subn(lambda _: _NOT_IN_JSON, str(grammar))
     return printed if count else grammar

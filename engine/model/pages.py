@@ -38,16 +38,17 @@ class Group:
 
 
 class Pages:
-    """kv: the pool, [blocks, layers, 2, kv_heads, block_size, head_dim]; the stride between
-    blocks may be larger than a block by whole pages, the rest is contiguous."""
+    """kv: the pool, [blocks, layers, 2, kv_heads, block_size, head_dim], or some heads of it.  A
+    page (one block of one head's K or V) is contiguous; all other strides are whole pages."""
 
     def __init__(self, kv: Tensor) -> None:
         self._kv = kv
         self._kv_heads, self._block_size, self._head_dim = kv.shape[3:]
         page = self._block_size * self._head_dim
-        self._pages_per_block = kv.stride(0) // page
-        pages = (len(kv) - 1) * self._pages_per_block + kv[0].numel() // page
-        self._pages = kv.as_strided((pages, page), (page, 1))
+        strides = [stride // page for stride in kv.stride()[:4]]
+        self._of_block, self._of_layer, self._of_kind, self._of_head = strides
+        last = sum((n - 1) * stride for n, stride in zip(kv.shape[:4], strides, strict=True))
+        self._pages = kv.as_strided((last + 1, page), (page, 1))
 
     def groups(self, spans: Sequence[Span], windows: set[int]) -> list[Group]:
         """The spans by what `partition` puts together."""
@@ -76,7 +77,7 @@ class Pages:
 
     def gather(self, layer: int, group: Group) -> Tensor:
         """[2 (K, V), sequences, kv_heads, width, head_dim], a copy."""
-        pages = self._pages.index_select(0, group.pages + layer * 2 * self._kv_heads)
+        pages = self._pages.index_select(0, group.pages + layer * self._of_layer)
         # A masked cell still takes part as 0 * V, and whatever lies in a block's unwritten
         # tail may be NaN.
         pages.view(-1, self._head_dim).index_fill_(0, group.padding, 0.0)
@@ -84,9 +85,9 @@ class Pages:
 
     def _indices(self, table: Tensor) -> Tensor:
         """Block table [sequences, blocks] -> `Group.pages`."""
-        heads = torch.arange(self._kv_heads)[:, None]
-        kinds = torch.arange(2)[:, None, None, None]
-        return (table[:, None] * self._pages_per_block + kinds * self._kv_heads + heads).flatten()
+        heads = torch.arange(self._kv_heads)[:, None] * self._of_head
+        kinds = torch.arange(2)[:, None, None, None] * self._of_kind
+        return (table[:, None] * self._of_block + kinds + heads).flatten()
 
 
 def partition(spans: Sequence[Span], block_size: int) -> list[list[int]]:

@@ -40,6 +40,9 @@ class Context(ctypes.Structure):
         ("count", c_int64),
         ("tables", c_void_p),
         ("table_stride", c_int64),
+        ("sharings", c_void_p),
+        ("sharing_count", c_int64),
+        ("members", c_void_p),
         ("scale", c_float),
     ]
 
@@ -58,6 +61,7 @@ class Library:
         parts, rows = [POINTER(Matrix), number], [address, number]
         strided = [address, number, number, number, number, number]
         self.lanes: int = _function(loaded, "lanes", [], number)()
+        self.segment: int = _function(loaded, "segment", [], number)()
         self.linear = _function(loaded, "linear", [*parts, *rows, number, *rows, address, number])
         self.experts = _function(
             loaded,

@@ -19,6 +19,12 @@ struct Work {
     int64_t first_row, queries, start;
 };
 
+// Works of one query each whose first `segments` segments lie in the same blocks: `count` members
+// from `first` on.
+struct Sharing {
+    int64_t first, count, segments;
+};
+
 // The same for all layers of a step.  Field for field `engine.native.library.Context`.
 struct Context {
     void* kv;            // [blocks, layers, 2, kv_heads, block_size, head_dim]
@@ -29,6 +35,9 @@ struct Context {
     int64_t count;
     const int64_t* tables;  // [works, table_stride]: block ids
     int64_t table_stride;
+    const Sharing* sharings;
+    int64_t sharing_count;
+    const int64_t* members;  // works, of one sharing after the other
     float scale;
 };
 
@@ -39,9 +48,21 @@ struct Inputs {
 };
 
 // Queries first to first + queries - 1 of a work against positions begin to end - 1, for one KV
-// head.  part: where the unfinished result goes; -1: this is all of it.
+// head.  part: where the unfinished result goes; -1: this is all of it.  member: the queries are
+// those of as many members of a sharing, from this one on; -1: of the work.
 struct Task {
-    int64_t work, head, first, queries, begin, end, part;
+    int64_t work, head, first, queries, begin, end, part, member;
+};
+
+// `count` parts from `first` on, in which the queries of a task begin at `query`.
+struct Parts {
+    int64_t first, count, query;
+};
+
+// What the result of a task is made of, from the first position to the last.
+struct Merge {
+    Task task;
+    Parts shared, own;
 };
 
 // Of each query row: sums [width] not yet divided by the total of the weights, the greatest score,
@@ -53,6 +74,7 @@ struct Result {
     float* sums(int64_t i) const { return at + i * stride(); }
     float& greatest(int64_t i) const { return at[i * stride() + width]; }
     float& total(int64_t i) const { return at[i * stride() + width + 1]; }
+    Result from(int64_t i) const { return {sums(i), width}; }
 };
 
 struct Pointers;
@@ -116,12 +138,12 @@ class Paged {
         if (task.part < 0) finish(task, result);
     }
 
-    // Adds up the `count` parts of a task, from the first position to the last.
-    void merge(const Task& task, int64_t count, float* parts) const {
-        Result whole{parts + task.part * part_floats(), width};
+    void merge(const Merge& merge, float* parts) const {
+        int64_t rows = merge.task.queries * group, count = merge.shared.count + merge.own.count;
+        Result whole = part_of(merge, 0, parts);
         for (int64_t part = 1; part < count; part++)
-            for (int64_t i = 0; i < task.queries * group; i++) {
-                Result next{whole.at + part * part_floats(), width};
+            for (int64_t i = 0; i < rows; i++) {
+                Result next = part_of(merge, part, parts);
                 float greatest = std::max(whole.greatest(i), next.greatest(i));
                 float old_share = exp(splat(whole.greatest(i) - greatest))[0];
                 float new_share = exp(splat(next.greatest(i) - greatest))[0];
@@ -130,10 +152,30 @@ class Paged {
                 for (int64_t d = 0; d < width; d++)
                     whole.sums(i)[d] = whole.sums(i)[d] * old_share + next.sums(i)[d] * new_share;
             }
-        finish(task, whole);
+        finish(merge.task, whole);
     }
 
    private:
+    struct Place {
+        int64_t row, position;
+    };
+
+    Place place_of(const Task& task, int64_t query) const {
+        if (task.member >= 0) {
+            const Work& own = of.works[of.members[task.member + query]];
+            return {own.first_row, own.start};
+        }
+        const Work& own = of.works[task.work];
+        return {own.first_row + task.first + query, own.start + task.first + query};
+    }
+
+    Result part_of(const Merge& merge, int64_t number, float* parts) const {
+        bool is_shared = number < merge.shared.count;
+        const Parts& in = is_shared ? merge.shared : merge.own;
+        int64_t part = in.first + number - (is_shared ? 0 : merge.shared.count);
+        return Result{parts + part * part_floats(), width}.from(in.query * group);
+    }
+
     T* key_of(int64_t work, int64_t head, int64_t position) const {
         int64_t block = of.tables[work * of.table_stride + position / of.block_size];
         return (T*)of.kv + block * of.strides[0] + in.layer * of.strides[1] + head * of.strides[3] +
@@ -208,7 +250,7 @@ class Paged {
     // Scaled, as [queries x group, head_dim].
     void stage_queries(const Task& task, float* to) const {
         for (int64_t q = 0; q < task.queries; q++) {
-            int64_t row = of.works[task.work].first_row + task.first + q;
+            int64_t row = place_of(task, q).row;
             const float* from = in.query.from(row).at + task.head * group * of.head_dim;
             for (int64_t i = 0; i < group * of.head_dim; i++) *to++ = from[i] * of.scale;
         }
@@ -216,7 +258,7 @@ class Paged {
 
     // What a query does not see is -inf: a weight of exactly 0, whatever lies in memory there.
     void hide(const Task& task, int64_t i, int64_t first, int64_t columns, float* scores) const {
-        int64_t position = of.works[task.work].start + task.first + i / group;
+        int64_t position = place_of(task, i / group).position;
         int64_t begin = in.window ? position + 1 - in.window - first : 0;
         begin = std::clamp<int64_t>(begin, 0, columns);
         int64_t end = std::clamp<int64_t>(position + 1 - first, begin, columns);

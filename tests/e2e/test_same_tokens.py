@@ -29,7 +29,7 @@ ONE_EACH = [{"role": "prefill"}, {"role": "decode"}]
 SHAPES: dict[str, dict[str, Any]] = {
     "hybrid_chunk_64_preempting": {
         "pools": [{"role": "hybrid"}],
-        "kv": {"blocks": 512, "block_size": 4},
+        "kv": {"blocks": 2040, "block_size": 1},
         "batch": {"chunk_tokens": 64},
     },
     "shm_chunk_512": {

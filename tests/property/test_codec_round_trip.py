@@ -17,7 +17,7 @@ from transport.wire import seal, unseal
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 UINT32 = st.integers(0, (1 << 32) - 1)
-TOKEN_FIELDS = ("tokens", "token_ids", "stop_token_ids", "token")
+UNSIGNED = ("tokens", "token_ids", "stop_token_ids", "token", "expert_counts")
 SCALARS = {
     int: INT64,
     float: st.floats(allow_nan=False),
@@ -36,7 +36,7 @@ def of_hint(hint: typing.Any, name: str) -> st.SearchStrategy:
         return st.one_of(*(of_hint(a, name) for a in arguments))
     if hint is type(None):
         return st.none()
-    if hint is int and name in TOKEN_FIELDS:
+    if hint is int and name in UNSIGNED:
         return UINT32
     if hint in SCALARS:
         return SCALARS[hint]

@@ -16,6 +16,7 @@ from core.sampling import Grammar, GrammarKind, Sampling
 from engine.grammar.book import REPLAY_CPU_S, STEP_CPU_S, GrammarBook
 from engine.grammar.follower import Follower
 from engine.grammar.shelf import IN_USE_S, GrammarShelf
+from engine.grammar.xgr import valid_json
 from engine.policy.plan import SampleAt
 from tests.unit.grammar_help import (
     EOS,
@@ -31,11 +32,6 @@ KIND = GrammarKind
 PROMPT = (9, 9, 9)
 WIDTH = len(TOKENS) // 32
 SHELF = GrammarShelf([Direct()])
-PLAIN = {
-    kind: Grammar(kind, grammar.source.replace(',"maxLength":6', ""))
-    for kind, grammar in GRAMMARS.items()
-}
-"""Without what xgrammar's own matcher gets wrong."""
 
 
 def of(tokens: Iterable[int]) -> torch.Tensor:
@@ -66,14 +62,14 @@ def ask(
 def xgrammars_own(kind: GrammarKind) -> xgrammar.GrammarMatcher:
     info = xgrammar.TokenizerInfo(list(TOKENS), vocab_size=len(TOKENS), stop_token_ids=[EOS])
     compiler = xgrammar.GrammarCompiler(info)
-    source = PLAIN[kind].source
-    compiled = {
-        KIND.JSON_SCHEMA: lambda: compiler.compile_json_schema(source, max_whitespace_cnt=8),
-        KIND.REGEX: lambda: compiler.compile_regex(source),
-        KIND.EBNF: lambda: compiler.compile_grammar(source),
-        KIND.STRUCTURAL_TAG: lambda: compiler.compile_structural_tag(source),
-    }
-    return xgrammar.GrammarMatcher(compiled[kind]())
+    own, source = xgrammar.Grammar, GRAMMARS[kind].source
+    grammar = {
+        KIND.JSON_SCHEMA: lambda: valid_json(own.from_json_schema(source, max_whitespace_cnt=8)),
+        KIND.REGEX: lambda: own.from_regex(source),
+        KIND.EBNF: lambda: own.from_ebnf(source),
+        KIND.STRUCTURAL_TAG: lambda: valid_json(own.from_structural_tag(source)),
+    }[kind]()
+    return xgrammar.GrammarMatcher(compiler.compile_grammar(grammar))
 
 
 def walk(kind: GrammarKind, seed: int) -> tuple[list[int], list[torch.Tensor]]:
@@ -97,7 +93,7 @@ def test_step_by_step_the_masks_are_those_of_xgrammars_matcher(kind: KIND) -> No
     for seed in range(3):
         output, masks = walk(kind, seed)
         for i, expected in enumerate(masks):
-            mask = book.mask([ask(PLAIN[kind], output[:i], f"{kind}-{seed}")])
+            mask = book.mask([ask(GRAMMARS[kind], output[:i], f"{kind}-{seed}")])
             assert mask is not None
             assert torch.equal(mask[0], expected)
 
@@ -127,7 +123,7 @@ def test_whatever_was_asked_before_the_mask_depends_on_the_output_alone(
         output = data.draw(st.sampled_from(OUTPUTS[kind]))
         until = data.draw(st.integers(0, len(output) - 1))
         name = data.draw(st.sampled_from("ab"))
-        one = ask(PLAIN[kind], output[:until], name)
+        one = ask(GRAMMARS[kind], output[:until], name)
         assert torch.equal(lived.mask([one, one]), book_on().mask([one, one]))
 
 

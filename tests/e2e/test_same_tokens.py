@@ -29,7 +29,7 @@ ONE_EACH = [{"role": "prefill"}, {"role": "decode"}]
 SHAPES: dict[str, dict[str, Any]] = {
     "hybrid_chunk_64_preempting": {
         "pools": [{"role": "hybrid"}],
-        "kv": {"blocks": 2040, "block_size": 1},
+        "kv": {"blocks": 68, "block_size": 4},
         "batch": {"chunk_tokens": 64},
     },
     "shm_chunk_512": {
@@ -46,6 +46,9 @@ SHAPES: dict[str, dict[str, Any]] = {
         "pools": [{"role": "prefill", "replicas": 2}, {"role": "decode", "replicas": 2}],
     },
 }
+
+LONGEST = {"hybrid_chunk_64_preempting": 257}
+"""Longer prompts are left out: a pool that holds them is seldom full of shorter ones."""
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +89,9 @@ def test_tokens_equal_plain_transformers(
     workers = sum(p.replicas for p in spec.pools)
     cluster = Cluster(spec, threads=2 if workers == 1 else 1)
     try:
-        verdicts = asyncio.run(judge(cluster, *expected))
+        most = LONGEST.get(shape, 1 << 20)
+        pairs = [(p, s) for p, s in zip(*expected, strict=True) if len(p.tokens) <= most]
+        verdicts = asyncio.run(judge(cluster, pairs))
         cluster.settle()
         preemptions = sum(counter(w.report(), "preemptions") for w in cluster.workers.values())
         movers = {name: moved(cluster, name) for name in ("shm", "tcp")}
@@ -104,7 +109,7 @@ def test_tokens_equal_plain_transformers(
 
 
 async def judge(
-    cluster: Cluster, prompts: Sequence[Prompt], references: Sequence[Sequence[oracle.Step]]
+    cluster: Cluster, pairs: Sequence[tuple[Prompt, Sequence[oracle.Step]]]
 ) -> list[Verdict]:
     """Cold, then warm.  A mismatch that no tie excuses fails at once, with the prompt's name."""
     turn = asyncio.Semaphore(AT_ONCE)
@@ -127,7 +132,6 @@ async def judge(
             assert verdict.mismatch is None, f"{prompt.name}: {verdict.mismatch}"
             return verdict
 
-        pairs = list(zip(prompts, references, strict=True))
         cold = await asyncio.gather(*(one(p, s) for p, s in pairs))
         warm = await asyncio.gather(*(one(p, s) for p, s in pairs[REPEATED]))
     return [*cold, *warm]

@@ -25,6 +25,7 @@ from statistics import median
 import torch
 
 from benchmarks.inprocess import InProcess
+from benchmarks.measure import ratio
 from benchmarks.peer import Peer
 from cluster.machine import usable_cores
 from core.spec import ClusterSpec, KVSpec, ModelSpec, WeightsSpec
@@ -154,7 +155,7 @@ def _print(subjects: dict[str, Subject], found: dict[str, list[Figures]], bandwi
     print(f"{'output tokens/s':<17}{heads}{f'prefill {LONG} tokens/s':>24}")
     for name in subjects:
         rows = {of: [_values(f) for f in found[of]] for of in (name, base)}
-        cells = [_ratio(rows[name], rows[base], i) for i in range(len(STREAMS) + 1)]
+        cells = [ratio(rows[name], rows[base], i) for i in range(len(STREAMS) + 1)]
         print(f"{name:<17}" + "".join(f"{cell:>20}" for cell in cells[:-1]) + f"{cells[-1]:>24}")
     print(f"\n{'ms per step':<17}{heads}    near = memory's time / step")
     for name, subject in subjects.items():
@@ -170,12 +171,6 @@ def _print(subjects: dict[str, Subject], found: dict[str, list[Figures]], bandwi
 def _values(figures: Figures) -> list[float]:
     """A row of the table."""
     return [*(figures.output[n] for n in STREAMS), figures.prefill]
-
-
-def _ratio(mine: list[list[float]], base: list[list[float]], column: int) -> str:
-    """Median value, and the median of the ratios round by round."""
-    ratio = median(a[column] / b[column] for a, b in zip(mine, base, strict=True))
-    return f"{median(row[column] for row in mine):.1f} ({ratio:.2f})"
 
 
 def _parse() -> argparse.Namespace:

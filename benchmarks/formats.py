@@ -21,6 +21,7 @@ from statistics import median
 import torch
 from torch.nn import functional as F
 
+from benchmarks.measure import ratio
 from cluster.machine import usable_cores
 from core.ids import AttemptKey, BlockId, RequestId
 from core.sampling import Sampling
@@ -74,7 +75,7 @@ def main() -> None:
     print(f"{'':<10}{'MB':>8}" + "".join(f"{head:>20}" for head in heads) + f"{'perplexity':>12}")
     base = found[args.formats[0]]
     for name, subject in subjects.items():
-        cells = "".join(f"{_ratio(found[name], base, i):>20}" for i in range(len(heads)))
+        cells = "".join(f"{ratio(found[name], base, i):>20}" for i in range(len(heads)))
         print(f"{name:<10}{subject.megabytes:>8.0f}{cells}{quality[name]:>12.3f}")
 
 
@@ -130,12 +131,6 @@ def _seconds(runner: Runner, plan: Plan, times: int) -> float:
         runner.run(plan)
         took.append(time.perf_counter() - began)
     return median(took)
-
-
-def _ratio(mine: list[list[float]], base: list[list[float]], column: int) -> str:
-    """Median value, and the median of the ratios round by round."""
-    ratio = median(a[column] / b[column] for a, b in zip(mine, base, strict=True))
-    return f"{median(row[column] for row in mine):.1f} ({ratio:.2f})"
 
 
 def _parse() -> argparse.Namespace:

@@ -3,17 +3,15 @@
     python -m benchmarks.kernels                        1, 8, 32 and 512 rows
     python -m benchmarks.kernels --threads 1 --rows 1 8 --rounds 5
 
-Every matrix of every layer is multiplied once per round, subject by subject, so that weights come
-from memory as in a real step; of each shape the fastest call of all rounds counts, times the
-number of layers.  The same goes for attention, over contexts that were cached before.
+A round passes through every matrix of every layer, subject by subject, so that weights come from
+memory as in a real step; the fastest pass of all rounds counts.  (The fastest call of each shape
+would be one whose matrix happened to lie in a cache.)  The same goes for attention.
 """
 
 import argparse
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -37,10 +35,6 @@ SLOW = "torch bf16"
 STEPS = {"1 x 300": [(299, 1)], "8 x 300": [(299, 1)] * 8, "32 x 300": [(299, 1)] * 32} | {
     "chunk of 512": [(0, 512)]
 }
-
-
-Best: TypeAlias = dict[tuple[int, int], float]
-"""Seconds by shape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,19 +110,21 @@ def _read_speed() -> float:
 def _matrices(subjects: Sequence[Subject], rows: int, rounds: int, speed: float) -> None:
     chunk = rows > FEW_ROWS
     subjects = [s for s in subjects if not (chunk and s.name == SLOW)]
-    best: dict[str, Best] = {s.name: defaultdict(lambda: float("inf")) for s in subjects}
+    best = {s.name: float("inf") for s in subjects}
     for _ in range(rounds):
         for subject in subjects:
-            fastest = best[subject.name]
-            for shape, _, linear in subject.matrices[: -1 if chunk else None]:
-                x = torch.randn(rows, shape[1]).to(_dtype(linear))
-                fastest[shape] = min(fastest[shape], _timed(linear, x))
+            matrices = subject.matrices[: -1 if chunk else None]
+            taken = sum(
+                _timed(linear, torch.randn(rows, width).to(_dtype(linear)))
+                for (_, width), _, linear in matrices
+            )
+            best[subject.name] = min(best[subject.name], taken)
     print(f"\n{rows} rows: the matrices of all layers" + ("" if chunk else " and of the head"))
     print(f"{'':14}{'ms':>8}{'GB/s':>8}{'of read':>9}{'GFLOP/s':>9}{'x torch':>9}")
     reference = 0.0
     for subject in subjects:
         matrices = subject.matrices[: -1 if chunk else None]
-        seconds = sum(best[subject.name][shape] for shape, _, _ in matrices)
+        seconds = best[subject.name]
         reference = reference or seconds
         rate = sum(size for _, size, _ in matrices) / seconds / 1e9
         flops = sum(2 * rows * o * i for (o, i), _, _ in matrices) / seconds / 1e9
@@ -160,9 +156,9 @@ def _attention(library: Library, threads: int, rounds: int) -> None:
         best = [float("inf")] * len(backends)
         for _ in range(rounds):
             for i, backend in enumerate(backends):
-                for layer in range(LAYERS):
-                    best[i] = min(best[i], _timed(backend, layer, *inputs))
-        cells = "".join(f"{1e3 * LAYERS * seconds:9.2f}" for seconds in best)
+                taken = sum(_timed(backend, layer, *inputs) for layer in range(LAYERS))
+                best[i] = min(best[i], taken)
+        cells = "".join(f"{1e3 * seconds:9.2f}" for seconds in best)
         print(f"{name:14}{cells}{best[0] / best[1]:9.2f}")
 
 

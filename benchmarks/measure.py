@@ -1,4 +1,4 @@
-"""What one request, and one run of many, took."""
+"""What one request, and one run of many, took, and how runs compare."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,3 +42,10 @@ def middle(runs: Sequence[Run]) -> tuple[float, float, float]:
         median(r.tpot_ms for r in runs),
         median(r.tokens_per_s for r in runs),
     )
+
+
+def ratio(mine: Sequence[Sequence[float]], base: Sequence[Sequence[float]], column: int) -> str:
+    """Rows of figures, one per round: the median of one column, and in brackets the median of
+    its ratios to that column of `base`, round by round."""
+    ratios = median(a[column] / b[column] for a, b in zip(mine, base, strict=True))
+    return f"{median(row[column] for row in mine):.1f} ({ratios:.2f})"

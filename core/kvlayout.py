@@ -58,7 +58,11 @@ class KVLayout:
 
 @dataclass(frozen=True, slots=True)
 class Compatibility:
-    """What two processes must agree on before any KV moves between them."""
+    """What two processes must agree on before any KV moves between them.
+
+    tensor_parallel: parts that the KV of a block lies in.  One where all ranks of a worker write
+    the same arena, however many they are.
+    """
 
     wire_version: int
     model_digest: str
